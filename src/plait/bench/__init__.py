@@ -1,0 +1,24 @@
+"""Benchmarks: one folder a question, one form of result, both sides of a comparison measured by turns.
+
+A benchmark is ``benchmarks/<question>/bench.py`` with a function ``run(bench: Bench) -> None``, beside
+a README.md that says what is asked and how it is fair.
+"""
+
+from plait.bench.bench import Bench
+from plait.bench.case import Case
+from plait.bench.measured import Measured, Spread
+from plait.bench.question import Question, find_directory, questions, run_apart, run_here
+from plait.bench.report import Report
+
+__all__ = [
+    "Bench",
+    "Case",
+    "Measured",
+    "Question",
+    "Report",
+    "Spread",
+    "find_directory",
+    "questions",
+    "run_apart",
+    "run_here",
+]

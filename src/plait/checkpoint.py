@@ -1,0 +1,130 @@
+"""A training state in one file that is either whole or not there.
+
+The file is written beside its place, flushed to the disk and renamed over it, so a crash at any moment
+leaves the old one or the new one. A header of fixed length tells format, size and checksum of what
+follows (torch's own serialisation of tensors and plain values), and reading checks all three.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from plait.errors import FileError
+
+FORMAT = "plait.checkpoint/1"
+_HEADER_BYTES = 256
+_PIECE_BYTES = 1 << 22
+_ANOTHER = "an earlier checkpoint, or start again without one"
+
+
+class _Hashing:
+    """A file that is only written to, and hashes what passes."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+        self.digest = hashlib.sha256()
+        self.size = 0
+        self.error: OSError | None = None
+
+    def write(self, data: Any) -> int:
+        self.digest.update(data)
+        self.size += memoryview(data).nbytes
+        try:
+            return self._file.write(data)
+        except OSError as error:
+            self.error = error
+            raise
+
+    def flush(self) -> None:
+        self._file.flush()
+
+
+def save(path: Path, state: dict[str, Any]) -> None:
+    """Write a state of tensors and plain values, atomically and durably."""
+    import torch
+
+    with _replacing(path) as file:
+        file.seek(_HEADER_BYTES)
+        body = _Hashing(file)
+        try:
+            torch.save(state, body)  # type: ignore[arg-type]
+        except RuntimeError as error:  # torch complains of its archive's size, which hides the cause
+            raise body.error or error from None
+        header = {"format": FORMAT, "bytes": body.size, "sha256": body.digest.hexdigest()}
+        file.seek(0)
+        file.write(json.dumps(header).encode().ljust(_HEADER_BYTES - 1) + b"\n")
+
+
+def load(path: Path, *, device: Any = "cpu") -> dict[str, Any]:
+    """Read a state back, its tensors on a device; a file that is not whole is named with what is wrong."""
+    import torch
+
+    if not path.is_file():
+        raise FileError(f"there is no checkpoint {path}", setting="resume", works="a checkpoint's path")
+    with path.open("rb") as file:
+        header = _header(file.read(_HEADER_BYTES), path)
+        size = path.stat().st_size - _HEADER_BYTES
+        if size != header["bytes"]:
+            raise FileError(
+                f"checkpoint {path} holds {size} of {header['bytes']} bytes", setting="resume", works=_ANOTHER
+            )
+        digest = hashlib.sha256()
+        while piece := file.read(_PIECE_BYTES):
+            digest.update(piece)
+        if digest.hexdigest() != header["sha256"]:
+            raise FileError(
+                f"checkpoint {path} is damaged: the checksum of its {size} bytes is {digest.hexdigest()[:12]}"
+                f"..., not {header['sha256'][:12]}...",
+                setting="resume",
+                works=_ANOTHER,
+            )
+        file.seek(_HEADER_BYTES)
+        return torch.load(file, map_location=device, weights_only=True)  # type: ignore[no-any-return]
+
+
+def _header(text: bytes, path: Path) -> dict[str, Any]:
+    try:
+        header = json.loads(text)
+        found = header["format"]
+    except (ValueError, TypeError, KeyError):
+        found = None
+    if found != FORMAT:
+        what = "has no header of one" if found is None else f"has format {found!r}"
+        raise FileError(
+            f"{path} is not a checkpoint that plait reads: it {what}", setting="resume", works=FORMAT
+        )
+    return header  # type: ignore[no-any-return]
+
+
+@contextmanager
+def _replacing(path: Path) -> Iterator[BinaryIO]:
+    """A file to write, which takes the place of ``path`` once it is whole and on the disk."""
+    partial = path.with_name(path.name + ".partial")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with partial.open("wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        partial.replace(path)
+        folder = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+    except BaseException as error:
+        with suppress(OSError):
+            partial.unlink(missing_ok=True)
+        if isinstance(error, OSError):
+            raise FileError(
+                f"checkpoint {path} cannot be written: {error.strerror}; what was there is untouched",
+                setting="directory",
+                works="a directory with room for the weights and the optimizer's state",
+            ) from error
+        raise

@@ -1,0 +1,114 @@
+"""``plait profile``: measure what the blocks of a job's model cost."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from plait.errors import UsageError
+
+if TYPE_CHECKING:
+    from plait.job import Job
+    from plait.profile import Profile
+
+
+def profile(
+    file: Annotated[Path, typer.Argument(help="A jobs file (.py or .json), or a profile (.json) to show.")],
+    job: Annotated[str | None, typer.Option(help="The job to measure; default: the first.")] = None,
+    batch: Annotated[str, typer.Option(help="Batch sizes to measure, separated by commas.")] = "1,2,4,8",
+    repetitions: Annotated[int, typer.Option(help="Runs of each block; the median counts.")] = 5,
+    threads: Annotated[int | None, typer.Option(help="Torch threads; default: the job's.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Write the profile to this file.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the profile as JSON.")] = False,
+) -> None:
+    """Measure the time and the bytes of every block of a job's model."""
+    from plait.cli.console import print_json
+
+    if out is not None and not out.parent.is_dir():
+        raise UsageError(f"there is no folder {out.parent}", setting="--out", works="profile.json")
+    measured = _shown(file) or _measured(_chosen(file, job), _sizes(batch), repetitions, threads)
+    if out is not None:
+        measured.save(out)
+    if as_json:
+        print_json(measured.to_json())
+    else:
+        print_profile(measured)
+
+
+def _shown(file: Path) -> Profile | None:
+    """The profile in a file that is one already."""
+    import json
+
+    from plait.profile import FORMAT, Profile
+
+    if file.suffix != ".json" or not file.is_file():
+        return None
+    try:
+        head = json.loads(file.read_text())
+    except ValueError:
+        return Profile.load(file)  # says what is wrong, and where
+    is_job = isinstance(head, dict) and str(head.get("format", FORMAT)).startswith("plait.job/")
+    return None if is_job else Profile.load(file)
+
+
+def _chosen(file: Path, name: str | None) -> Job:
+    from plait.job import read_jobs
+
+    jobs = read_jobs(file)
+    for job in jobs:
+        if name is None or job.name == name:
+            return job
+    raise UsageError(
+        f"{file} has no job {name!r}", setting="--job", works=", ".join(job.name for job in jobs)
+    )
+
+
+def _sizes(text: str) -> list[int]:
+    try:
+        return [int(part) for part in text.split(",")]
+    except ValueError:
+        raise UsageError(f"{text!r} is no list of batch sizes", setting="--batch", works="1,2,4,8") from None
+
+
+def _measured(job: Job, sizes: list[int], repetitions: int, threads: int | None) -> Profile:
+    from plait.chain import Chain
+    from plait.cli.console import status
+    from plait.profile import Profile
+
+    with status("tracing the model") as say:
+        chain = Chain.of_job(job)
+        return Profile.measure(
+            chain,
+            sizes,
+            optimizer=lambda parameters: job.build_optimizer((str(i), p) for i, p in enumerate(parameters)),
+            repetitions=repetitions,
+            threads=threads or job.threads,
+            progress=say,
+        )
+
+
+def print_profile(profile: Profile) -> None:
+    """Print a profile as a table: a block a row, times at each batch size."""
+    from plait.cli.console import print_table
+    from plait.units import format_bytes
+
+    sizes = profile.batch_sizes
+    columns = [
+        "block",
+        "parameters",
+        "saved/sample",
+        "output/sample",
+        *(f"F+B ms at {size}" for size in sizes),
+    ]
+    rows = []
+    for block in profile.blocks:
+        sized = [block.parameter_bytes, block.saved_bytes_per_sample, block.output_bytes_per_sample]
+        times = [f"{block.milliseconds[s].forward:.2f}+{block.milliseconds[s].backward:.2f}" for s in sizes]
+        rows.append([block.name, *map(format_bytes, sized), *times])
+    total = [f"{sum(b.forward_ms(size) + b.backward_ms(size) for b in profile.blocks):.1f}" for size in sizes]
+    memory = sum(block.parameter_bytes for block in profile.blocks)
+    saved = sum(block.saved_bytes_per_sample for block in profile.blocks)
+    rows.append(["all", format_bytes(memory), format_bytes(saved), "", *total])
+    print_table(f"{profile.model} on {profile.device}, {profile.threads} thread(s)", columns, rows)

@@ -1,0 +1,92 @@
+"""How fast a directory's disk really is: direct I/O, past the page cache, and nothing left behind."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from plait.cluster.machine import disk_free_bytes, file_system
+from plait.errors import UsageError
+from plait.units import format_bytes
+
+REQUEST_BYTES = 16 << 20
+_IN_MEMORY = ("tmpfs", "ramfs")
+
+
+@dataclass(frozen=True, kw_only=True)
+class DiskSpeed:
+    """Sequential bandwidth with one request of 16 MiB at a time."""
+
+    read_bytes_per_s: float
+    write_bytes_per_s: float
+    """Of overwriting; the first write of a file also allocates and is slower."""
+    direct: bool
+    """False where the file system takes none, or is memory: the figures are then the page cache's."""
+
+
+def measure_disk(directory: Path, *, size_bytes: int) -> DiskSpeed:
+    """Write and read back a file of about that size, which has no name and so cannot outlive the process."""
+    requests = size_bytes // REQUEST_BYTES
+    free = disk_free_bytes(directory)
+    if requests < 1 or free < 2 * size_bytes:
+        raise UsageError(
+            f"{format_bytes(size_bytes)} cannot be measured in {directory} with {format_bytes(free)} free",
+            setting="disk_bytes, directory",
+            works=f"at least {format_bytes(REQUEST_BYTES)}, and twice that free",
+        )
+    fd, direct = _open(directory)
+    # A private anonymous map starts on a page, as direct I/O wants it.
+    with mmap.mmap(-1, REQUEST_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) as buffer:
+        buffer[:] = os.urandom(1 << 20) * (REQUEST_BYTES >> 20)  # a disk that compresses gains nothing
+        try:
+            _write(fd, buffer, requests)
+            write_s = _write(fd, buffer, requests)
+            os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+            read_s = _read(fd, buffer, requests)
+        finally:
+            os.close(fd)
+    moved = requests * REQUEST_BYTES
+    return DiskSpeed(read_bytes_per_s=moved / read_s, write_bytes_per_s=moved / write_s, direct=direct)
+
+
+def _open(directory: Path) -> tuple[int, bool]:
+    try:
+        fd, name = tempfile.mkstemp(prefix=".plait-measure-", dir=directory)
+    except OSError as error:
+        raise UsageError(
+            f"{directory} cannot be written: {error.strerror}", setting="directory", works="one of your own"
+        ) from None
+    try:
+        if file_system(directory) in _IN_MEMORY:
+            return fd, False
+        try:
+            other = os.open(name, os.O_RDWR | os.O_DIRECT)
+        except OSError:
+            return fd, False
+        os.close(fd)
+        return other, True
+    finally:
+        os.unlink(name)
+
+
+def _write(fd: int, buffer: mmap.mmap, requests: int) -> float:
+    start = time.perf_counter()
+    for i in range(requests):
+        done = 0
+        with memoryview(buffer) as view:
+            while done < REQUEST_BYTES:
+                done += os.pwrite(fd, view[done:], i * REQUEST_BYTES + done)
+    os.fsync(fd)
+    return time.perf_counter() - start
+
+
+def _read(fd: int, buffer: mmap.mmap, requests: int) -> float:
+    start = time.perf_counter()
+    for i in range(requests):
+        got = os.preadv(fd, [buffer], i * REQUEST_BYTES)
+        assert got == REQUEST_BYTES, f"read {got} of {REQUEST_BYTES} bytes that were written"
+    return time.perf_counter() - start

@@ -1,0 +1,172 @@
+"""PyTorch's private names, in one place, each with the reason it is needed (written for torch 2.13)."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves, tree_map, tree_unflatten
+
+if TYPE_CHECKING:
+    from torch._subclasses import FakeTensorMode
+
+# Nested inputs and outputs, as torch.export itself takes them apart, and the mode that sees every
+# operation: both are used far beyond torch and documented, but live in private modules.
+__all__ = [
+    "TorchDispatchMode",
+    "TreeSpec",
+    "allocations",
+    "fake_parameters",
+    "linear",
+    "no_custom_backward",
+    "replaced_truncated_normal",
+    "storage_key",
+    "swap",
+    "tree_flatten",
+    "tree_leaves",
+    "tree_map",
+    "tree_unflatten",
+]
+
+
+_PATCHING = threading.RLock()
+"""Held while something of torch is replaced: two threads would restore each other's replacement."""
+
+
+def storage_key(tensor: torch.Tensor) -> int:
+    """What identifies a tensor's storage while it is alive.
+
+    ``data_ptr`` would be public, but is 0 for every tensor on the meta device.
+    """
+    return int(tensor.untyped_storage()._cdata)
+
+
+@contextmanager
+def _wrapped(owner: Any, name: str, wrap: Callable[[Any], Any]) -> Iterator[None]:
+    with _PATCHING:
+        original = vars(owner)[name]
+        setattr(owner, name, wrap(original))
+        try:
+            yield
+        finally:
+            setattr(owner, name, original)
+
+
+@contextmanager
+def replaced_truncated_normal(wrap: Callable[[Callable[..., Any]], Callable[..., Any]]) -> Iterator[None]:
+    """Route every truncated normal initialisation through a wrapper while the context is open.
+
+    It samples by rejection, so it cannot be recorded operation by operation, and other libraries keep
+    references to the public function; this helper, which it calls by name, is where all of them meet.
+    """
+    with _wrapped(nn.init, "_no_grad_trunc_normal_", wrap):
+        yield
+
+
+@contextmanager
+def no_custom_backward(refuse: Callable[[str], None]) -> Iterator[None]:
+    """Call ``refuse`` with what would change a gradient on its way back, while the context is open.
+
+    `torch.export` records forward operations and would drop these without a word.
+    """
+    own = threading.get_ident()
+
+    def wrap_apply(apply: Any) -> Any:
+        def refusing(function: Any, *args: Any, **kwargs: Any) -> Any:
+            if threading.get_ident() == own:
+                refuse(f"torch.autograd.Function {function.__name__!r}")
+            return apply.__func__(function, *args, **kwargs)
+
+        return classmethod(refusing)
+
+    def wrap_hook(register: Any) -> Any:
+        def refusing(tensor: torch.Tensor, hook: Any) -> Any:
+            if threading.get_ident() == own:
+                refuse("Tensor.register_hook")
+            return register(tensor, hook)
+
+        return refusing
+
+    with (
+        _wrapped(torch.autograd.Function, "apply", wrap_apply),
+        _wrapped(torch.Tensor, "register_hook", wrap_hook),
+    ):
+        yield
+
+
+@contextmanager
+def fake_parameters(model: nn.Module) -> Iterator[FakeTensorMode]:
+    """Let a model's parameters, and buffers on the meta device, be fake tensors while the context is open.
+
+    Fake tensors have a device and no memory. A graph exported from a model on the meta device has
+    ``device="meta"`` in its factory calls; one exported from fake tensors has the device it will run on.
+    """
+    from torch._subclasses import FakeTensorMode
+    from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+    mode = FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=True)
+    tables: list[Any] = [t for owner in model.modules() for t in (owner._parameters, owner._buffers)]
+    originals = [(table, name, tensor) for table in tables for name, tensor in table.items()
+                 if tensor is not None and (tensor.is_meta or isinstance(tensor, nn.Parameter))]  # fmt: skip
+    fakes: dict[int, torch.Tensor] = {}
+    with mode:
+        for table, name, tensor in originals:
+            if id(tensor) not in fakes:
+                device = "cpu" if tensor.is_meta else tensor.device
+                fake = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=device)
+                if isinstance(tensor, nn.Parameter):
+                    fake = nn.Parameter(fake, requires_grad=tensor.requires_grad)
+                fakes[id(tensor)] = fake
+            table[name] = fakes[id(tensor)]
+    try:
+        yield mode
+    finally:
+        for table, name, tensor in originals:
+            table[name] = tensor
+
+
+def linear(size: Any) -> tuple[int, int] | None:
+    """A size in a graph as (factor, constant) of the batch symbol; None where it is not of that form."""
+    if isinstance(size, int):
+        return 0, size
+    expression = getattr(getattr(size, "node", None), "expr", None)
+    if expression is None or any(not str(symbol).startswith("s") for symbol in expression.free_symbols):
+        return None
+    if not expression.free_symbols:
+        return (0, int(expression)) if expression.is_Integer else None
+    symbol, *others = expression.free_symbols
+    factor = expression.diff(symbol)
+    if others or not factor.is_Integer:
+        return None
+    constant = expression.subs(symbol, 0)
+    return (int(factor), int(constant)) if constant.is_Integer else None
+
+
+def swap(one: torch.Tensor, other: torch.Tensor) -> None:
+    """Exchange what two tensors hold, so that whoever refers to one now sees the other.
+
+    Assigning ``.data`` would be the usual way, but it refuses a change of device, meta among them.
+    """
+    torch.utils.swap_tensors(one, other)  # type: ignore[no-untyped-call]
+
+
+@contextmanager
+def allocations() -> Iterator[list[int]]:
+    """Torch's record of what was allocated (above zero) and freed (below), in bytes and in order.
+
+    The list is filled when the context closes. The public profiler gives memory by operation only, which
+    has no peak. Its core would log a line at each start, so its log level is raised before its first one.
+    """
+    changes: list[int] = []
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")
+    recorder = torch.autograd.profiler.profile(profile_memory=True)
+    with recorder:
+        yield changes
+    results: Any = recorder.kineto_results
+    changes.extend(event.nbytes() for event in results.events() if event.name() == "[memory]")

@@ -1,0 +1,23 @@
+"""What ``plait demo`` shows: one act a strand, each a real run that prints what it measured."""
+
+from __future__ import annotations
+
+import importlib
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Act:
+    """A part of the demo: ``module.act(directory)`` plays it and prints as it goes."""
+
+    name: str
+    title: str
+    module: str
+
+    def play(self, directory: Path) -> None:
+        """Run it; what it writes goes into the directory."""
+        importlib.import_module(self.module).act(directory)
+
+
+ACTS = (Act("chain", "A model as a chain: GPT-2 learns English block by block", "plait.demo.chain"),)

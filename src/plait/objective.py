@@ -1,0 +1,88 @@
+"""How a job turns a model's output into something to differentiate: inputs, loss, weight, precision."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from plait import losses
+from plait.errors import UsageError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Objective:
+    """The functions of a job that run in every step, imported and ready."""
+
+    loss: Callable[[Any, Any], Any]
+    """``loss(output, batch)``: a mean."""
+    weight: Callable[[Any], Any]
+    """``weight(batch)``: the mean's denominator."""
+    inputs: Callable[[Any], Any]
+    """``inputs(batch)``: what the model is called with, a dict for keywords or a tuple."""
+    bf16: bool
+    """Forward and loss run under bf16 autocast."""
+
+    def model_inputs(self, batch: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The positional and keyword arguments that the model is called with for a batch."""
+        given = self.inputs(batch)
+        if isinstance(given, Mapping):
+            return (), dict(given)
+        return (tuple(given), {}) if isinstance(given, (tuple, list)) else ((given,), {})
+
+    def autocast(self, device: str = "cpu") -> AbstractContextManager[Any]:
+        """The precision of forward and loss; enter a new one for each unit of work, for it caches weights."""
+        return torch.autocast(device, dtype=torch.bfloat16) if self.bf16 else nullcontext()
+
+    def weigh(self, batch: Any) -> float:
+        """The weight of a batch, checked."""
+        weight = float(self.weight(batch))
+        if not (math.isfinite(weight) and weight >= 0):
+            raise UsageError(
+                f"the weight of a batch is {weight}", setting="weight", works="a finite number, 0 or more"
+            )
+        return weight
+
+    def mean(self, output: Any, batch: Any) -> Tensor:
+        """The loss of a batch, checked."""
+        loss = self.loss(output, batch)
+        if not isinstance(loss, Tensor) or loss.numel() != 1 or not loss.is_floating_point():
+            got = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else repr(loss)
+            raise UsageError(
+                f"the loss returned {got}", setting="loss", works="a mean: one floating-point number"
+            )
+        return loss.reshape(())
+
+    def share(
+        self, output: Any, batch: Any, *, weight: float, total: float, world: int = 1
+    ) -> tuple[Tensor, float]:
+        """One micro-batch's part of the step's loss: the tensor to call ``backward`` on, and its value.
+
+        ``weight`` is this micro-batch's, ``total`` that of the whole step over all ranks. The parts of a
+        step add up to sum(w*l)/sum(w). The tensor is scaled by ``world`` where gradients will be averaged
+        over as many ranks; the value is not. A micro-batch of weight zero has no mean: its part is zero
+        and so are its gradients.
+        """
+        if weight == 0:
+            return losses.nothing(output), 0.0
+        mean = self.mean(output, batch)
+        return mean * (weight * world / total), float(mean.detach()) * (weight / total)
+
+
+def all_inputs(batch: Any) -> Any:
+    """What a model is called with: a dict as keywords, a tuple without its last element, a tensor itself."""
+    if isinstance(batch, (tuple, list)) and len(batch) > 1:
+        return tuple(batch[:-1])
+    return batch
+
+
+def inputs_without_labels(batch: Any) -> Any:
+    """The same, without the labels of a dict, for a model whose loss is computed outside of it."""
+    if isinstance(batch, Mapping):
+        return {name: value for name, value in batch.items() if name != "labels"}
+    return all_inputs(batch)

@@ -1,0 +1,370 @@
+"""Trains a job plainly, in memory: the oracle of every strand, and under DDP the strategy "data".
+
+It does what a job means (:mod:`plait.job`) with nothing clever in it, deterministically, so that another
+way to train the same job can be compared with it bit by bit. Under the torchrun contract with more than
+one worker, each rank takes its contiguous rows of the global batch and DistributedDataParallel averages
+the gradients. A rank's loss is scaled by its weight, so that shares may be uneven: the sum over ranks is
+the loss of the whole batch, to rounding. A rank with no rows runs rank 0's with a loss of zero.
+
+What differs under DDP, as it always does: ranks draw their own dropout masks, and BatchNorm normalises
+by each rank's own rows and keeps rank 0's statistics.
+
+Run as a worker:  ``torchrun --nproc-per-node 2 -m plait.reference job.json --directory runs/first``
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+import time
+import traceback
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from plait import checkpoint
+from plait.data import Batches, share
+from plait.determinism import reproducible, seed_micro_batch
+from plait.errors import FileError, NonfiniteError, UsageError
+from plait.evaluation import Evaluated, Evaluator
+from plait.job import Job
+from plait.objective import Objective
+from plait.worker import Place
+from plait.world import World
+
+CHECKPOINT = "checkpoint.plait"
+"""The name of the checkpoint in a directory."""
+
+_MAY_CHANGE = {"steps", "epochs", "evaluation", "priority", "strategy", "memory"}
+"""Fields of a job that do not change what a step computes: a checkpoint fits a job that differs in these."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Step:
+    """What came of one step."""
+
+    step: int
+    """Counted from 0 over the whole job."""
+    loss: float
+    norm: float | None
+    """Global norm of the gradients before clipping, where the job clips."""
+    skipped: bool
+    """Not finite, and so not applied."""
+    learning_rate: float
+    """Of the first parameter group."""
+    seconds: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Result:
+    """A trained model and how it got there; the histories go back to the first step, also after a resume."""
+
+    model: nn.Module
+    optimizer: dict[str, Any]
+    """The optimizer's ``state_dict``."""
+    losses: tuple[float, ...]
+    """One for each step."""
+    evaluations: tuple[Evaluated, ...]
+    skipped: tuple[int, ...]
+    """The steps that were not finite, where the job skips them."""
+    steps: int
+    """How many steps were done."""
+    finished: bool
+    """Whether these were all steps of the job."""
+    seconds: float
+    """Of this call, without building the job."""
+
+
+@dataclass(kw_only=True)
+class _Run:
+    """A job that has been built, and how far it has come."""
+
+    job: Job
+    world: World
+    model: nn.Module
+    forward: nn.Module
+    """The model, or DDP around it."""
+    optimizer: torch.optim.Optimizer
+    schedule: torch.optim.lr_scheduler.LRScheduler | None
+    objective: Objective
+    batches: Batches
+    evaluator: Evaluator | None
+    losses: list[float] = field(default_factory=list)
+    evaluations: list[Evaluated] = field(default_factory=list)
+    skipped: list[int] = field(default_factory=list)
+
+    @property
+    def trained(self) -> list[nn.Parameter]:
+        return [parameter for parameter in self.model.parameters() if parameter.requires_grad]
+
+
+def train(
+    job: Job,
+    *,
+    resume: str | Path | None = None,
+    directory: str | Path | None = None,
+    save_every: int | None = None,
+    stop_after: int | None = None,
+    on_step: Callable[[Step], None] | None = None,
+    attach: Callable[[nn.Module], object] | None = None,
+    device: torch.device | str | None = None,
+) -> Result:
+    """Train a job and return its result.
+
+    Args:
+        resume: A checkpoint, or the directory that holds one, to go on from.
+        directory: Where to write a checkpoint, every ``save_every`` steps and at the end.
+        stop_after: Stop once this many steps of the job are done.
+        on_step: Called on every rank after each step.
+        attach: Called once with the model, wrapped in DDP where there is more than one worker.
+        device: None takes this worker's GPU, or the CPU where there is none.
+    """
+    for name, value in (("save_every", save_every), ("stop_after", stop_after)):
+        if value is not None and value < 1:
+            raise UsageError(f"{name} is {value}", setting=name, works="1 or more")
+    with reproducible(job.threads), World.join(device) as world:
+        run = _build(job, world)
+        if resume is not None:
+            _restore(run, Path(resume))
+        world.agree({"job": job.digest[:12], "step": len(run.losses)})
+        total = job.total_steps(run.batches.steps_per_epoch)
+        last = total if stop_after is None else min(total, stop_after)
+        file = None if directory is None else Path(directory) / CHECKPOINT
+        started = time.perf_counter()
+        with _data_parallel(run):
+            if attach is not None:
+                attach(run.forward)
+            for step in range(len(run.losses), last):
+                report = _step(run, step)
+                if job.evaluation is not None and _due(step + 1, job.evaluation.every, total):
+                    run.evaluations.append(_evaluate(run, step + 1))
+                if file is not None and _due(step + 1, save_every, last):
+                    _save(run, file)
+                if on_step is not None:
+                    on_step(report)
+        world.take_from_first(run.model.buffers())
+        return Result(
+            model=run.model,
+            optimizer=run.optimizer.state_dict(),
+            losses=tuple(run.losses),
+            evaluations=tuple(run.evaluations),
+            skipped=tuple(run.skipped),
+            steps=len(run.losses),
+            finished=len(run.losses) == total,
+            seconds=time.perf_counter() - started,
+        )
+
+
+def _due(done: int, every: int | None, last: int) -> bool:
+    return done == last or (every is not None and done % every == 0)
+
+
+@contextmanager
+def _data_parallel(run: _Run) -> Iterator[None]:
+    """Wrap the model in DDP where there is more than one worker, and see to it that DDP goes first.
+
+    A DDP module that outlives the process group ends it in its own destructor, which holds Python's lock
+    while it waits for gloo's threads, which may wait for the lock. So none is left, not even in the
+    frames of a traceback.
+    """
+    if run.world.size == 1:
+        yield
+        return
+    ids = [run.world.device] if run.world.device.type == "cuda" else None
+    run.forward = DistributedDataParallel(run.model, device_ids=ids)
+    try:
+        yield
+    except BaseException as error:
+        traceback.clear_frames(error.__traceback__)
+        raise
+    finally:
+        run.forward = run.model
+
+
+def _build(job: Job, world: World) -> _Run:
+    batches = job.build_batches()
+    model = job.build_model(world.device)
+    optimizer = job.build_optimizer(model.named_parameters())
+    return _Run(
+        job=job,
+        world=world,
+        model=model,
+        forward=model,
+        optimizer=optimizer,
+        schedule=job.build_schedule(optimizer),
+        objective=job.build_objective(),
+        batches=batches,
+        evaluator=None if job.evaluation is None else Evaluator(job),
+    )
+
+
+def _step(run: _Run, step: int) -> Step:
+    """One training step: gradients, clipping, update, schedule."""
+    started = time.perf_counter()
+    job, rate = run.job, run.optimizer.param_groups[0]["lr"]
+    loss, weight = _gradients(run, step)
+    norm = None
+    if job.clip_norm is not None and math.isfinite(loss):
+        norm = float(nn.utils.clip_grad_norm_(run.trained, job.clip_norm))
+    finite = math.isfinite(loss) and (norm is None or math.isfinite(norm))
+    if not finite and job.nonfinite == "stop":
+        lost = f"a loss of {loss} over a weight of {weight:g}"
+        raise NonfiniteError(
+            f"job {job.name!r} has {lost if norm is None else f'gradients of norm {norm}'} at step {step}",
+            setting="nonfinite",
+            works="'skip' to leave such steps out, or a lower learning rate",
+        )
+    if finite:
+        run.optimizer.step()
+    else:
+        run.skipped.append(step)
+    run.optimizer.zero_grad(set_to_none=True)
+    if run.schedule is not None:
+        with warnings.catch_warnings():
+            if run.skipped:  # torch warns of a schedule that moves before the optimizer's first step
+                warnings.simplefilter("ignore", UserWarning)
+            run.schedule.step()
+    run.losses.append(loss)
+    seconds = time.perf_counter() - started
+    return Step(
+        step=step, loss=loss, norm=norm, skipped=not finite, learning_rate=float(rate), seconds=seconds
+    )
+
+
+def _gradients(run: _Run, step: int) -> tuple[float, float]:
+    """Leave the gradients of the step's loss in the parameters, and return the loss and its weight."""
+    world, objective = run.world, run.objective
+    micro_batches = _micro_batches(run, step)
+    (total,) = world.sum([sum(weight for _, weight in micro_batches)])
+    if total == 0:  # nothing counts, on any rank: the mean is undefined
+        return math.nan, total
+    loss = 0.0
+    for number, (batch, weight) in enumerate(micro_batches):
+        seed_micro_batch(run.job.seed, step, number, rank=world.rank)
+        args, kwargs = objective.model_inputs(batch)
+        ddp = run.forward if isinstance(run.forward, DistributedDataParallel) else None
+        final = number == len(micro_batches) - 1
+        with nullcontext() if ddp is None or final else ddp.no_sync():
+            with objective.autocast(world.device.type):
+                output = run.forward(*args, **kwargs)
+                part, value = objective.share(output, batch, weight=weight, total=total, world=world.size)
+            part.backward()  # type: ignore[no-untyped-call]
+        loss += value
+    if world.size > 1:
+        _check_all_used(run.model)
+    (loss,) = world.sum([loss])
+    return loss, total
+
+
+def _micro_batches(run: _Run, step: int) -> list[tuple[Any, float]]:
+    """This rank's rows of the step, cut into batches, each with its weight.
+
+    The weight of the whole step must be known before the first backward pass, so all are fetched at once.
+    """
+    rows, world = run.batches.indices(step), run.world
+    mine = share(len(rows), world.rank, world.size)
+    spare = len(mine) == 0  # more ranks than rows: do as rank 0, and count for nothing
+    if spare:
+        mine = share(len(rows), 0, world.size)
+    parts = min(run.job.accumulate, len(mine))
+    cuts = [[rows[mine[i]] for i in share(len(mine), part, parts)] for part in range(parts)]
+    batches = [run.batches.fetch(cut, device=world.device) for cut in cuts]
+    return [(batch, 0.0 if spare else run.objective.weigh(batch)) for batch in batches]
+
+
+def _check_all_used(model: nn.Module) -> None:
+    """DDP does not reduce the bucket of a parameter that got no gradient, and only says so a step later."""
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad and parameter.grad is None:
+            raise UsageError(
+                f"parameter {name} took no part in the loss, which data parallelism does not allow",
+                setting="model",
+                works=f"requires_grad_(False) on {name}, or a model without it",
+            )
+
+
+def _evaluate(run: _Run, done: int) -> Evaluated:
+    """The loss and the metrics over all of the evaluation data; each rank takes its contiguous rows."""
+    assert run.evaluator is not None
+    run.world.take_from_first(run.model.buffers())  # as DDP does before a step's first forward pass
+    run.model.eval()
+    try:
+        mine = share(run.evaluator.rows, run.world.rank, run.world.size)
+        sums = run.evaluator.tally(run.model, mine, device=run.world.device)
+    finally:
+        run.model.train()
+    return run.evaluator.result(done, run.world.sum(sums))
+
+
+def _save(run: _Run, file: Path) -> None:
+    if run.world.rank != 0:
+        return
+    state = {
+        "job": run.job.to_json(),
+        "model": run.model.state_dict(),
+        "optimizer": run.optimizer.state_dict(),
+        "schedule": None if run.schedule is None else run.schedule.state_dict(),
+        "losses": run.losses,
+        "evaluations": [asdict(evaluated) for evaluated in run.evaluations],
+        "skipped": run.skipped,
+    }
+    checkpoint.save(file, state)
+
+
+def _restore(run: _Run, path: Path) -> None:
+    file = path / CHECKPOINT if path.is_dir() else path
+    state = checkpoint.load(file, device=run.world.device)
+    then, now = json.loads(state["job"]), json.loads(run.job.to_json())
+    for name in now:
+        if name not in _MAY_CHANGE and then.get(name) != now[name]:
+            raise FileError(
+                f"checkpoint {file} is of another job: its {name} is {then.get(name)!r}, and this job's is "
+                f"{now[name]!r}",
+                setting=name,
+                works=repr(then.get(name)),
+            )
+    try:
+        run.model.load_state_dict(state["model"])
+        run.optimizer.load_state_dict(state["optimizer"])
+        if run.schedule is not None:
+            run.schedule.load_state_dict(state["schedule"])
+    except (RuntimeError, ValueError, KeyError) as error:
+        reason = " ".join(str(error).split())[:300]
+        raise FileError(
+            f"checkpoint {file} does not fit what the job builds now: {reason}",
+            setting="resume",
+            works="the code that it was written with",
+        ) from error
+    run.losses = list(state["losses"])
+    run.evaluations = [Evaluated(**evaluated) for evaluated in state["evaluations"]]
+    run.skipped = list(state["skipped"])
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Train the job of a JSON file as one worker; rank 0 prints the result as JSON."""
+    import argparse
+
+    parser = argparse.ArgumentParser(prog="python -m plait.reference", description=main.__doc__)
+    parser.add_argument("job", type=Path, help="a job as Job.to_json wrote it")
+    parser.add_argument("--directory", type=Path, help="where to write a checkpoint")
+    parser.add_argument("--save-every", type=int, help="steps between checkpoints")
+    parser.add_argument("--resume", type=Path, help="a checkpoint to go on from")
+    given = parser.parse_args(arguments)
+    job = Job.from_json(given.job.read_text())
+    result = train(job, directory=given.directory, save_every=given.save_every, resume=given.resume)
+    if Place.from_environment().rank == 0:
+        told = {"job": job.name, "steps": result.steps, "seconds": result.seconds, "losses": result.losses}
+        told["evaluations"] = [asdict(evaluated) for evaluated in result.evaluations]
+        sys.stdout.write(json.dumps(told) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,116 @@
+"""Quantities as people write them (``1gbit``, ``2GiB``, ``40us``), read and printed in one way."""
+
+from __future__ import annotations
+
+import math
+import operator
+import re
+
+from plait.errors import UsageError
+
+_NUMBER = re.compile(r"\s*([-+]?(?:\d+\.?\d*|\.\d+)(?:e[-+]?\d+)?)\s*([a-zA-Zµμ/]*)\s*", re.IGNORECASE)
+_RATE = re.compile(r"(?i:([kmgt]?)(i?))(?:(b|(?i:bit))|B)(?i:/s|ps)?")
+
+_DECIMAL = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
+_BINARY = {"": 1, "k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40}
+_BYTES = {"b": 1, **_BINARY,
+          **{f"{prefix}b": scale for prefix, scale in _DECIMAL.items()},
+          **{f"{prefix}ib": scale for prefix, scale in _BINARY.items() if prefix}}  # fmt: skip
+_SECONDS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "μs": 1e-6, "ns": 1e-9}
+
+
+def _split(value: object, what: str, setting: str, works: str) -> tuple[int | float, str | None]:
+    """A number and its unit as written (None for what is a number already); whole numbers stay exact."""
+    number: int | float
+    if isinstance(value, str) and (match := _NUMBER.fullmatch(value)):
+        text, unit = match.groups()
+        number = float(text)
+        if math.isfinite(number) and text.isdecimal():
+            number = int(text)
+    elif isinstance(value, (int, float)) and not isinstance(value, bool):
+        number, unit = value, None
+    else:
+        raise UsageError(f"{value!r} is not a {what}", setting=setting, works=works)
+    if not math.isfinite(number):
+        raise UsageError(f"{value!r} is not a finite {what}", setting=setting, works=works)
+    return number, unit
+
+
+def parse_bytes(text: str | int | float, *, setting: str = "memory") -> int:
+    """Read a size: ``"2GiB"``, ``"512MB"``, ``4096``. A bare ``k/m/g/t`` is binary."""
+    works = "2GiB"
+    number, unit = _split(text, "size", setting, works)
+    scale = _BYTES.get((unit or "").lower())
+    if scale is None:
+        raise UsageError(f"{text!r} has no unit of size that plait knows", setting=setting, works=works)
+    if number < 0:
+        raise UsageError(f"a size cannot be negative: {text!r}", setting=setting, works=works)
+    return round(number * scale)
+
+
+def parse_rate(text: str | int | float, *, setting: str = "rate") -> float:
+    """Read a bandwidth and return bytes/s: ``"1gbit"``, ``"100Mb/s"``, ``"1.2GB/s"``; a number is bytes/s.
+
+    As networks are sold: a small ``b`` is a bit, a capital ``B`` a byte.
+    """
+    works = "1gbit"
+    number, unit = _split(text, "rate", setting, works)
+    rate = float(number)
+    if unit is not None:
+        match = _RATE.fullmatch(unit)
+        if match is None:
+            raise UsageError(f"{text!r} has no unit of rate that plait knows", setting=setting, works=works)
+        prefix, binary, bits = match.groups()
+        rate *= (_BINARY if binary else _DECIMAL)[prefix.lower()] / (8 if bits else 1)
+    if not rate > 0:
+        raise UsageError(f"a rate must be above zero: {text!r}", setting=setting, works=works)
+    return rate
+
+
+def parse_seconds(text: str | int | float, *, setting: str = "latency") -> float:
+    """Read a duration and return seconds: ``"40us"``, ``"3ms"``, ``"2s"``; a number is seconds."""
+    works = "40us"
+    number, unit = _split(text, "duration", setting, works)
+    scale = 1.0 if unit is None else _SECONDS.get(unit.lower())
+    if scale is None:
+        raise UsageError(f"{text!r} has no unit of time that plait knows", setting=setting, works=works)
+    if number < 0:
+        raise UsageError(f"a duration cannot be negative: {text!r}", setting=setting, works=works)
+    return float(number * scale)
+
+
+def parse_whole(value: object, *, setting: str, least: int = 1) -> int:
+    """Read a count: a whole number of at least ``least`` that 63 bits can hold; a Boolean is none."""
+    try:
+        number = operator.index(value)  # type: ignore[arg-type]
+    except TypeError:
+        number = least - 1
+    if isinstance(value, bool) or not least <= number < 2**63:
+        what = f"{setting} is {value!r}, not a whole number of at least {least}"
+        raise UsageError(what, setting=setting, works=str(max(least, 1)))
+    return number
+
+
+def format_bytes(count: float) -> str:
+    """Print a size in binary units: ``"1.50 GiB"``."""
+    for unit, scale in (("TiB", 2**40), ("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
+        if abs(count) >= scale:
+            return f"{count / scale:.2f} {unit}"
+    return f"{count:.0f} B"
+
+
+def format_rate(bytes_per_second: float) -> str:
+    """Print a bandwidth in bits, as networks are sold: ``"1.00 Gbit/s"``."""
+    bits = bytes_per_second * 8
+    for unit, scale in (("Tbit/s", 1e12), ("Gbit/s", 1e9), ("Mbit/s", 1e6), ("kbit/s", 1e3)):
+        if bits >= scale:
+            return f"{bits / scale:.2f} {unit}"
+    return f"{bits:.0f} bit/s"
+
+
+def format_seconds(seconds: float) -> str:
+    """Print a duration with the unit that fits: ``"3.2 ms"``."""
+    for unit, scale in (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6)):
+        if abs(seconds) >= scale or seconds == 0:
+            return f"{seconds / scale:.3g} {unit}"
+    return f"{seconds / 1e-9:.3g} ns"

@@ -1,0 +1,123 @@
+import os
+import random
+import resource
+import signal
+import threading
+import time
+
+import pytest
+import torch
+
+from plait import checkpoint
+from plait.errors import FileError
+
+STATE = {
+    "model": {"a": torch.arange(6.0).view(2, 3), "half": torch.ones(3, dtype=torch.bfloat16)},
+    "step": 7,
+    "losses": [0.1, float("inf")],
+    "none": None,
+}
+
+
+def equal(one, other):
+    if isinstance(one, torch.Tensor):
+        return one.dtype == other.dtype and torch.equal(one, other)
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(equal(one[key], other[key]) for key in one)
+    return one == other
+
+
+def test_a_state_comes_back_as_it_was(tmp_path):
+    file = tmp_path / "new" / "folder" / "state"
+    checkpoint.save(file, STATE)
+    assert equal(checkpoint.load(file), STATE)
+    checkpoint.save(file, {**STATE, "step": 8})
+    assert checkpoint.load(file)["step"] == 8
+    assert os.listdir(file.parent) == ["state"]
+
+
+@pytest.fixture
+def saved(tmp_path):
+    file = tmp_path / "state"
+    checkpoint.save(file, STATE)
+    return file
+
+
+@pytest.mark.parametrize("at", [0.0, 0.2, 0.5, 0.9, 1.0])
+def test_one_wrong_bit_is_found_wherever_it_is(saved, at):
+    content = bytearray(saved.read_bytes())
+    body = len(content) - 256
+    content[256 + min(int(at * body), body - 1)] ^= 1
+    saved.write_bytes(content)
+    with pytest.raises(FileError, match=f"checkpoint {saved} is damaged: the checksum of its {body} bytes"):
+        checkpoint.load(saved)
+
+
+@pytest.mark.parametrize(
+    ("damage", "reason"),
+    [
+        (lambda content: content[:-1], "holds [0-9]+ of [0-9]+ bytes"),
+        (lambda content: content[:300], "holds 44 of [0-9]+ bytes"),
+        (lambda content: content + b"x", "holds [0-9]+ of [0-9]+ bytes"),
+        (lambda content: b"", "has no header"),
+        (lambda content: content[:100], "has no header"),
+        (lambda content: b"PK" + content[2:], "has no header"),
+        (
+            lambda content: content.replace(b"checkpoint/1", b"checkpoint/2"),
+            "has format 'plait.checkpoint/2'",
+        ),
+        (lambda content: b"[]" + b" " * 300, "has no header"),
+    ],
+)
+def test_what_is_not_whole_is_named(saved, damage, reason):
+    saved.write_bytes(damage(saved.read_bytes()))
+    with pytest.raises(FileError, match=reason) as caught:
+        checkpoint.load(saved)
+    assert str(saved) in caught.value.what
+    assert caught.value.setting == "resume"
+
+
+def test_one_that_is_not_there_is_named(tmp_path):
+    with pytest.raises(FileError, match=f"there is no checkpoint {tmp_path}/state"):
+        checkpoint.load(tmp_path / "state")
+
+
+def test_a_full_disk_leaves_what_was_there(saved):
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, limits[1]))  # stands in for the end of the disk
+    try:
+        with pytest.raises(FileError, match=f"checkpoint {saved} cannot be written: File too large"):
+            checkpoint.save(saved, {"large": torch.zeros(1_000_000)})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert equal(checkpoint.load(saved), STATE)
+    assert os.listdir(saved.parent) == ["state"]
+
+
+def test_a_state_that_cannot_be_saved_leaves_what_was_there(saved):
+    with pytest.raises(TypeError):
+        checkpoint.save(saved, {"thread": threading.Lock()})
+    assert equal(checkpoint.load(saved), STATE)
+    assert os.listdir(saved.parent) == ["state"]
+
+
+def save_until_killed(file, seed):
+    def kill():
+        time.sleep(random.Random(seed).uniform(0.05, 0.3))
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    threading.Thread(target=kill).start()
+    for step in range(10**6):
+        checkpoint.save(file, {"step": step, "weights": torch.full((200_000,), float(step))})
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_process_killed_while_writing_leaves_a_whole_one(ranks, tmp_path, seed):
+    file = tmp_path / "state"
+    checkpoint.save(file, {"step": -1, "weights": torch.full((200_000,), -1.0)})
+    with pytest.raises(RuntimeError, match="died with exit code -9"):
+        ranks(1, save_until_killed, file, seed, group=False)
+    state = checkpoint.load(file)
+    assert torch.equal(state["weights"], torch.full((200_000,), float(state["step"])))
+    checkpoint.save(file, STATE)  # what the killed one left half-written is no obstacle
+    assert os.listdir(tmp_path) == ["state"]
