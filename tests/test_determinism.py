@@ -5,7 +5,6 @@ import torch.utils.deterministic
 from hypothesis import given
 from hypothesis import strategies as st
 
-from plait import deferred
 from plait.determinism import derive, reproducible, seed_micro_batch
 
 keys = st.lists(st.one_of(st.integers(0, 2**40), st.text("abc.", max_size=5)), max_size=4)
@@ -22,10 +21,6 @@ def test_other_keys_have_other_seeds_and_all_are_seeds_for_torch(seed, one, othe
     assert 0 <= derive(seed, *one) < 2**63
     if [str(part) for part in one] != [str(part) for part in other]:
         assert derive(seed, *one) != derive(seed, *other)
-
-
-def test_parameters_are_seeded_by_the_same_rule():
-    assert deferred.seed_of(3, "head.weight") == derive(3, "head.weight")
 
 
 def test_a_micro_batch_draws_by_its_key_whatever_was_drawn_before():

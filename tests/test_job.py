@@ -185,6 +185,7 @@ def test_a_bad_value_is_refused_with_its_setting_and_one_that_works(changes, set
         ({"batch": -1}, "evaluation.batch"),
         ({"metrics": {"best": lambda output, batch: 1}}, "evaluation.metrics.best"),
         ({"metrics": [losses.accuracy]}, "evaluation.metrics"),
+        ({"metrics": {"loss": losses.accuracy}}, "evaluation.metrics"),
     ],
 )
 def test_so_is_one_of_an_evaluation(changes, setting):

@@ -266,6 +266,18 @@ def test_a_step_that_is_not_finite_is_skipped_and_leaves_no_trace(clip, accumula
     assert len(set(rates)) == 5  # the schedule goes on
 
 
+def test_a_run_that_skipped_steps_is_resumed_as_it_was(tmp_path):
+    row = 11
+    (bad,) = steps_with(row)
+    one = job(
+        data=functools.partial(points, broken_at=row), optimizer=ADAM, schedule=COSINE, nonfinite="skip"
+    )
+    reference.train(one, directory=tmp_path, stop_after=bad + 1)
+    resumed = reference.train(one, resume=tmp_path)
+    assert resumed.skipped[0] == bad
+    assert_same(resumed, reference.train(one))
+
+
 def test_the_first_step_may_be_the_one(recwarn):
     row = indices(seed=3, step=0, batch=8, size=40)[0]
     one = job(data=functools.partial(points, broken_at=row), nonfinite="skip", schedule=COSINE, steps=2)

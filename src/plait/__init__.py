@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from plait.chain import Chain as Chain
     from plait.cluster import Cluster as Cluster
     from plait.errors import PlaitError as PlaitError
+    from plait.evaluation import Evaluation as Evaluation
+    from plait.factory import Factory as Factory
     from plait.job import Job as Job
     from plait.profile import Profile as Profile
     from plait.timeline import Timeline as Timeline
@@ -24,6 +26,8 @@ _HOME = {
     "Block": "plait.block",
     "Chain": "plait.chain",
     "Cluster": "plait.cluster",
+    "Evaluation": "plait.evaluation",
+    "Factory": "plait.factory",
     "Job": "plait.job",
     "PlaitError": "plait.errors",
     "Profile": "plait.profile",

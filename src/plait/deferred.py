@@ -17,7 +17,6 @@ storage with size, stride and offset.
 
 from __future__ import annotations
 
-import hashlib
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -36,6 +35,7 @@ from plait.compat import (
     tree_flatten,
     tree_map,
 )
+from plait.determinism import derive
 from plait.errors import TraceError, UsageError
 
 _PLAN = "_plait_plan"
@@ -45,12 +45,6 @@ _OVERWRITES = {
     torch.ops.aten.uniform_,
     torch.ops.aten.zero_,
 }
-
-
-def seed_of(seed: int, name: str) -> int:
-    """The seed of one named thing (a parameter), independent of all others under the same seed."""
-    digest = hashlib.blake2b(f"{seed}/{name}".encode(), digest_size=8).digest()
-    return int.from_bytes(digest, "little") >> 1
 
 
 @dataclass(frozen=True)
@@ -316,7 +310,7 @@ def construct(factory: Callable[[], nn.Module]) -> nn.Module:
     for owner in module.modules():
         for name, buffer in owner._buffers.items():
             if buffer is not None and tape.knows(buffer):
-                owner._buffers[name] = tape.create(buffer, seed=seed_of(0, name))
+                owner._buffers[name] = tape.create(buffer, seed=derive(0, name))
     _plan(module, tape)
     return module
 
@@ -359,7 +353,7 @@ def create(
                 setting="model",
                 works="build it with plait.deferred.construct(factory), or read the weights from safetensors",
             )
-        made[name] = plan.tape.create(plan.recorded[name], seed=seed_of(seed, name), device=device)
+        made[name] = plan.tape.create(plan.recorded[name], seed=derive(seed, name), device=device)
     return made
 
 

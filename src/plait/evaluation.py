@@ -37,9 +37,9 @@ class Evaluation:
             value = getattr(self, name)
             if value is not None:
                 object.__setattr__(self, name, parse_whole(value, setting=f"evaluation.{name}", least=1))
-        if not isinstance(self.metrics, Mapping):
+        if not isinstance(self.metrics, Mapping) or "loss" in self.metrics:
             raise UsageError(
-                f"metrics are {self.metrics!r}",
+                f"metrics are {self.metrics!r}, not functions by names other than 'loss'",
                 setting="evaluation.metrics",
                 works="{'accuracy': 'plait.losses:accuracy'}",
             )

@@ -290,7 +290,7 @@ class Job:
 
     @property
     def digest(self) -> str:
-        """A hash of all that the job says, the same in every process and on every machine."""
+        """A hash of all that the job says, the same in every process."""
         text = json.dumps(_plain(self), sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(text.encode()).hexdigest()
 

@@ -235,6 +235,15 @@ def test_rates_change_host_by_host_and_both_ways(namespaces: None) -> None:
         assert [host.rate_bytes_per_second for host in lab.hosts] == [None, None]
 
 
+def test_a_link_that_is_slowed_far_down_under_traffic_lives_on(namespaces: None) -> None:
+    # What waits in its queue was cut for the fast link, in packets larger than the slow one's bucket.
+    with Lab(hosts=2, rate="2gbit") as lab, lab.compete(0, 1, streams=4):
+        assert arriving(lab, 1) > 0
+        lab.set_rate("8mbit")
+        time.sleep(0.5)  # far longer than what was on its way needs
+        assert 0 < arriving(lab, 1) < 3e6
+
+
 def test_a_competing_flow_takes_no_more_than_its_rate_and_stops(namespaces: None) -> None:
     with Lab(hosts=2, rate="80mbit") as lab:
         with lab.compete(0, 1, streams=2, rate="8mbit") as flow:

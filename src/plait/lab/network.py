@@ -2,14 +2,17 @@
 
         host 0                 switch                 host 1
     +------------+       +-----------------+       +------------+
-    | lab0 [tbf] |=======| port0     port1 |=======| [tbf] lab0 |
-    +------------+  veth | [tbf]     [tbf] | veth  +------------+
+    | lab0 [htb] |=======| port0     port1 |=======| [htb] lab0 |
+    +------------+  veth | [htb]     [htb] | veth  +------------+
                          |     bridge      |
                          +-----------------+
 
 A queueing discipline acts where packets leave a device, so a host's sending is shaped at its own end of the
 veth pair and its receiving at the switch's end: full duplex, as a port of a real switch. Nothing appears in
 the machine's own network namespace.
+
+htb rather than tbf: a packet that is larger than the bucket passes it on credit, while tbf would never let it
+go, and a link whose rate is lowered under traffic would be dead from then on.
 
 The rate is that of Ethernet frames. Of 1514 bytes in a full frame TCP carries 1448, so the most that an
 application can see is 95.6% of the rate.
@@ -37,8 +40,6 @@ NAMESPACES = Path("/run/netns")
 MOST_HOSTS = 250
 _LEAST_RATE = 1_000.0
 """Bytes per second; below it the kernel's arithmetic of a bucket overflows, and nobody could wait for it."""
-_DISABLED, _FORWARDING = "0", "3"
-"""States of a bridge's port."""
 _CAP_NET_ADMIN, _CAP_SYS_ADMIN = 12, 21
 
 
@@ -82,22 +83,22 @@ def parse_link_rate(rate: str | float | None, *, setting: str = "rate") -> float
 
 
 def burst_bytes(rate: float) -> int:
-    """How much a link may send at once after a pause: one millisecond's worth, from 16 to 640 KiB.
+    """How much a link may send at once after a pause: half a millisecond's worth, from 8 to 640 KiB.
 
-    A real wire has no burst: each byte of it makes a short transfer look faster than it is. But the timer
-    that refills the bucket is late by up to a millisecond on a busy machine, and a bucket that is full
-    meanwhile loses what it could not hold: half as much here cost 5% of 1 Gbit/s under load.
+    A real wire has no burst: each byte of it makes a short transfer look faster than it is. But on a busy
+    machine the timer that refills the bucket is late, and a bucket that is full meanwhile loses what it could
+    not hold: a burst of one frame cost 5% of 1 Gbit/s here, and more of 10.
     """
-    return int(min(max(rate / 1000, 16 * 2**10), 640 * 2**10))
+    return int(min(max(rate / 2000, 8 * 2**10), 640 * 2**10))
 
 
 def segment_bytes(rate: float) -> int:
-    """The largest packet that a host hands to its link.
+    """The largest packet that a new connection hands to a host's link: a burst, 64 KiB at most.
 
-    One that is larger than the bucket is cut into single frames, which cost ten times the CPU; two that fit
-    into it together keep the flow smooth.
+    A packet of many frames costs the processors a tenth of what its frames would. At a low rate it would hold
+    up the others for milliseconds, so packets are smaller there.
     """
-    return min(burst_bytes(rate) // 2, 65536)
+    return min(burst_bytes(rate), 65536)
 
 
 def queue_bytes(rate: float) -> int:
@@ -105,11 +106,18 @@ def queue_bytes(rate: float) -> int:
     return int(min(max(rate / 50, 128 * 2**10), 16 * 2**20))
 
 
-def _shape(device: str, rate: float | None) -> str:
+def _shape(device: str, before: float | None, rate: float | None) -> list[str]:
+    """The lines for tc that take a device from one rate to another; what waits in its queue stays there."""
     if rate is None:
-        return f"qdisc del dev {device} root"
-    bucket = f"burst {burst_bytes(rate)} limit {queue_bytes(rate)}"
-    return f"qdisc replace dev {device} root tbf rate {round(rate * 8)}bit {bucket}"
+        return [f"qdisc del dev {device} root"]
+    first = [f"qdisc add dev {device} root handle 1: htb default 1"] if before is None else []
+    bits, burst = f"{round(rate * 8)}bit", burst_bytes(rate)
+    bucket = f"rate {bits} ceil {bits} burst {burst} cburst {burst} quantum 65536"
+    return [
+        *first,
+        f"class replace dev {device} parent 1: classid 1:1 htb {bucket}",
+        f"qdisc replace dev {device} parent 1:1 handle 10: bfifo limit {queue_bytes(rate)}",
+    ]
 
 
 def _batch(tool: str, lines: list[str], *, namespace: str | None = None) -> None:
@@ -185,8 +193,8 @@ class Network:
             changed = [host for host in hosts if self._rates[host] != rate]
             for host in changed:
                 self._shape_host(host, rate)
-            if changed:
-                _batch("tc", [_shape(f"port{host}", rate) for host in changed], namespace=self._switch)
+            lines = [_shape(f"port{host}", self._rates[host], rate) for host in changed]
+            _batch("tc", [line for one in lines for line in one], namespace=self._switch)
             for host in changed:
                 self._rates[host] = rate
 
@@ -194,16 +202,15 @@ class Network:
         name = self._hosts[host]
         largest = 65536 if rate is None else segment_bytes(rate)
         _call(["ip", "-n", name, "link", "set", INTERFACE, "gso_max_size", str(largest)])
-        _batch("tc", [_shape(INTERFACE, rate)], namespace=name)
+        _batch("tc", _shape(INTERFACE, self._rates[host], rate), namespace=name)
 
     def set_link(self, host: int, *, up: bool) -> None:
-        """Let the switch forward what comes from and goes to a host, or drop it all.
+        """Plug a host's port into the switch, or out of it.
 
-        The device itself stays up: taking it down would take the kernel up to a second to undo.
+        The port itself stays up: taking it down would take the kernel up to a second to undo.
         """
-        state = _FORWARDING if up else _DISABLED
-        port = ["link", "set", f"port{host}", "type", "bridge_slave", "state", state]
-        _call(["ip", "-n", self._switch, *port])
+        plug = ["master", "switch0"] if up else ["nomaster"]
+        _call(["ip", "-n", self._switch, "link", "set", f"port{host}", *plug])
 
     def traffic(self, host: int) -> tuple[int, int]:
         """Bytes that a host has sent to and received from its link, as the kernel counts them."""
