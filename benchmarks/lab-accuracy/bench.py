@@ -23,9 +23,8 @@ def worst_percent(lab: Lab, rate: str, size_bytes: int) -> float:
     """How far the worst pair of hosts is off the rate."""
     lab.set_rate(rate)
     asked = parse_rate(rate)
-    return max(
-        100 * abs(transfer.bytes_per_second / asked - 1) for transfer in measure_bandwidth(lab, size_bytes)
-    )
+    transfers = measure_bandwidth(lab, size_bytes, seconds=1.0)
+    return max(100 * abs(transfer.bytes_per_second / asked - 1) for transfer in transfers)
 
 
 def arriving(lab: Lab) -> float:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import signal
@@ -12,7 +13,7 @@ from typer.testing import CliRunner
 
 from plait.cli.lab import app
 from plait.errors import UsageError
-from plait.lab.label import Label
+from plait.lab.label import Label, start_ticks
 from plait.lab.leftover import members
 from plait.lab.network import missing
 
@@ -163,10 +164,13 @@ def test_check_refuses_what_cannot_be(loopback: None, options: list[str], settin
 
 
 def test_clean_says_what_it_removed() -> None:
-    call("clean")
-    here = Label.new()
-    dead = Label(pid=here.pid, started=here.started + 1, pid_namespace=here.pid_namespace, token="fedcba")
+    owner = subprocess.Popen(["sleep", "600"])
+    started = start_ticks(owner.pid)
+    assert started is not None
+    dead = dataclasses.replace(Label.new(), pid=owner.pid, started=started)
     process = subprocess.Popen(["sleep", "600"], env={**os.environ, "PLAIT_LAB": str(dead)})
+    owner.kill()
+    owner.wait()
     code, out, _ = call("clean")
     assert code == 0
     assert f"{dead}: removed 1 processes, 0 namespaces, 0 memory groups" in out
