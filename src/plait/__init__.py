@@ -6,8 +6,9 @@ needs no torch (plans, profiles, clusters, timelines) never imports it.
 
 from __future__ import annotations
 
-import importlib
 from typing import TYPE_CHECKING
+
+from plait.lazy import exports
 
 if TYPE_CHECKING:
     from plait.block import Block as Block
@@ -35,15 +36,4 @@ _HOME = {
 }
 
 __all__ = sorted(_HOME)
-
-
-def __getattr__(name: str) -> object:
-    if name not in _HOME:
-        raise AttributeError(f"module 'plait' has no attribute {name!r}")
-    value = getattr(importlib.import_module(_HOME[name]), name)
-    globals()[name] = value
-    return value
-
-
-def __dir__() -> list[str]:
-    return sorted([*globals(), *_HOME])
+__getattr__, __dir__ = exports(__name__, _HOME)
