@@ -16,26 +16,29 @@ namespace plait {
 namespace {
 
 constexpr std::size_t kHeaderBytes = 8;
-constexpr unsigned kBlock = 32;     // elements whose codes one step of the vector kernels finds
-constexpr std::size_t kSpare = 8;   // planes of 1 bit may reach so far beyond the last code
+constexpr unsigned kBlock = 32;    // elements whose codes one step of the vector kernels finds
+constexpr std::size_t kSpare = 8;  // planes of 1 bit may reach so far beyond the last code
 
 constexpr std::size_t plane_bytes(std::size_t n, int width) { return n / 8 * width + (n % 8 * width + 7) / 8; }
 
 namespace scalar {
 #define PLAIT_TARGET
 
-template <bool Random, bool Keep, typename T>
+template <bool Random, typename T>
 void encode_part(const T *values, std::size_t begin, std::size_t end, const Grid &grid, const Stream &stream,
-                 std::uint8_t *codes, float *residual) {
+                 std::uint8_t *codes) {
     const float step = grid.step(), scale = grid.scale();
     for (std::size_t i = begin; i < end; ++i) {
-        const float value = widen(values[i]);
-        const auto fixed = static_cast<std::uint32_t>((value * scale - grid.low) / step);
+        const auto fixed = static_cast<std::uint32_t>((widen(values[i]) * scale - grid.low) / step);
         const std::uint32_t random = Random ? stream.at(static_cast<std::uint32_t>(i)) : 0x8000;
-        const std::uint32_t code = (fixed + random) >> 16;
-        codes[i] = static_cast<std::uint8_t>(code);
-        if (Keep) residual[i] = within_range(value - grid.value(code));
+        codes[i] = static_cast<std::uint8_t>((fixed + random) >> 16);
     }
+}
+
+template <typename T>
+void subtract_part(const T *values, const std::uint8_t *codes, std::size_t begin, std::size_t end, const Grid &grid,
+                   float *residual) {
+    for (std::size_t i = begin; i < end; ++i) residual[i] = within_range(widen(values[i]) - grid.value(codes[i]));
 }
 
 template <bool Add, typename T>
@@ -53,11 +56,16 @@ Extremes find_extremes(const T *values, std::size_t n) {
     return found;
 }
 
-template <bool Random, bool Keep, typename T>
+template <bool Random, typename T>
 Extremes encode(const T *values, std::size_t n, const Grid &grid, const Stream &stream, std::uint8_t *codes,
-                float *residual, const T *next) {
-    encode_part<Random, Keep>(values, 0, n, grid, stream, codes, residual);
+                const T *next) {
+    encode_part<Random>(values, 0, n, grid, stream, codes);
     return find_extremes(next, n);
+}
+
+template <typename T>
+void subtract(const T *values, const std::uint8_t *codes, std::size_t n, const Grid &grid, float *residual) {
+    subtract_part(values, codes, 0, n, grid, residual);
 }
 
 template <bool Add, typename T>
@@ -110,7 +118,7 @@ template <typename Work>
 void share(std::size_t buckets, int threads, const Work &work) {
     const std::size_t parts = std::min<std::size_t>(std::max(threads, 1), buckets);
     const auto part = [&](std::size_t p) {
-        const PlainArithmetic plain;
+        [[maybe_unused]] const PlainArithmetic plain;
         const std::size_t begin = buckets / parts * p + std::min(p, buckets % parts);
         work(begin, buckets / parts + (p < buckets % parts));
     };
@@ -126,30 +134,28 @@ std::size_t buckets_of(std::size_t count, Layout layout) {
 
 template <typename T>
 void quantize_as(const T *source, std::size_t count, Layout layout, Rounding rounding, std::uint8_t *payload,
-                 float *residual, int threads, Isa isa) {
-    const auto with = [&](auto random, auto keep) {
+                 float *residual, int threads, [[maybe_unused]] Isa isa) {
+    const auto with = [&](auto random) {
         share(buckets_of(count, layout), threads, [&](std::size_t begin, std::size_t buckets) {
-            constexpr bool Random = decltype(random)::value, Keep = decltype(keep)::value;
+            constexpr bool Random = decltype(random)::value;
             const std::size_t at = begin * layout.bucket, n = std::min(buckets * layout.bucket, count - at);
             const Rounding here{rounding.stochastic, rounding.key, rounding.first_bucket + begin};
             std::uint8_t *out = payload + begin * layout.record_bytes(layout.bucket);
-            float *lost = Keep ? residual + at : nullptr;
+            float *lost = residual ? residual + at : nullptr;
 #if PLAIT_X86
-            if (isa == Isa::avx512) return avx512::encode_records<Random, Keep>(source + at, n, layout, here, out, lost);
-            if (isa == Isa::avx2) return avx2::encode_records<Random, Keep>(source + at, n, layout, here, out, lost);
+            if (isa == Isa::avx512) return avx512::encode_records<Random>(source + at, n, layout, here, out, lost);
+            if (isa == Isa::avx2) return avx2::encode_records<Random>(source + at, n, layout, here, out, lost);
 #endif
-            scalar::encode_records<Random, Keep>(source + at, n, layout, here, out, lost);
+            scalar::encode_records<Random>(source + at, n, layout, here, out, lost);
         });
     };
-    if (rounding.stochastic && residual) with(std::true_type{}, std::true_type{});
-    else if (rounding.stochastic) with(std::true_type{}, std::false_type{});
-    else if (residual) with(std::false_type{}, std::true_type{});
-    else with(std::false_type{}, std::false_type{});
+    if (rounding.stochastic) with(std::true_type{});
+    else with(std::false_type{});
 }
 
 template <typename T>
 void dequantize_as(const std::uint8_t *payload, std::size_t count, Layout layout, T *target, bool add, int threads,
-                   Isa isa) {
+                   [[maybe_unused]] Isa isa) {
     const auto with = [&](auto adding) {
         share(buckets_of(count, layout), threads, [&](std::size_t begin, std::size_t buckets) {
             constexpr bool Add = decltype(adding)::value;

@@ -31,16 +31,17 @@ struct Extremes {
 };
 
 constexpr float kLargest = std::numeric_limits<float>::max();
-constexpr float kWide = 0x1p126f;      // from here on sums may overflow: such a bucket is kept at a quarter
+constexpr float kWide = 0x1p126f;        // from here on sums may overflow: such a bucket is kept at a quarter
 constexpr float kLeastUnit = 0x1p-110f;  // its 2^-16, the step, is the least normal number
 
 inline float within_range(float value) {
     return value > kLargest ? kLargest : value < -kLargest ? -kLargest : value;
 }
 
-// The grid of values that a bucket's codes stand for: low + code * unit.
+// The grid of values that a bucket's codes stand for: low + code * unit. Both are as in the record: a unit
+// of 0 says that there is one value only, one below 0 that all is kept at a quarter of its size.
 struct Grid {
-    float low, unit;  // as in the record: a unit of 0 says that there is one value, one below 0 that all is at a quarter
+    float low, unit;
 
     bool flat() const { return unit == 0; }
     bool wide() const { return unit < 0; }

@@ -50,17 +50,17 @@ PLAIT_TARGET Extremes find_extremes(const T *values, std::size_t n) {
     return found;
 }
 
-// Writes the codes of n values, and the residual where Keep; returns the extremes of the n values at
-// `next`, whose loads and comparisons hide behind the divisions.
-template <bool Random, bool Keep, typename T>
+// Writes the codes of n values; returns the extremes of the n values at `next`, whose loads and
+// comparisons hide behind the divisions.
+template <bool Random, typename T>
 PLAIT_TARGET Extremes encode(const T *values, std::size_t n, const Grid &grid, const Stream &stream,
-                             std::uint8_t *codes, float *residual, const T *next) {
+                             std::uint8_t *codes, const T *next) {
     if (grid.wide()) {
-        scalar::encode_part<Random, Keep>(values, 0, n, grid, stream, codes, residual);
+        scalar::encode_part<Random>(values, 0, n, grid, stream, codes);
         return find_extremes(next, n);
     }
     const std::size_t whole = n / kBlock * kBlock;
-    const Floats low = all(grid.low), unit = all(grid.unit), step = all(grid.step());
+    const Floats low = all(grid.low), step = all(grid.step());
     const Words twist = all_words(stream.twist), first = all_words(Stream::kFirst);
     const Words second = all_words(Stream::kSecond), stride = all_words(kBlock / 2 * Stream::kWeyl);
     const Words half = all_words(0x8000);
@@ -82,23 +82,33 @@ PLAIT_TARGET Extremes encode(const T *values, std::size_t n, const Grid &grid, c
         }
         Words code[kVectors];
         for (int v = 0; v < kVectors; ++v) {
-            const Floats value = load(values + i + v * kLanes);
-            code[v] = right<16>(plus(truncate((value - low) / step), random[v]));
-            if (Keep) store(residual + i + v * kLanes, value - (low + to_floats(code[v]) * unit));
+            const Floats fixed = (load(values + i + v * kLanes) - low) / step;
+            code[v] = right<16>(plus(truncate(fixed), random[v]));
         }
         store_bytes(codes + i, code);
     }
-    scalar::encode_part<Random, Keep>(values, whole, n, grid, stream, codes, residual);
+    scalar::encode_part<Random>(values, whole, n, grid, stream, codes);
     Extremes found = seen.extremes();
     found.add(next, whole, n);
     return found;
 }
 
+// Writes what the codes of n values lose. A loop of its own, over what is in the nearest cache, is faster
+// than a longer one in `encode`.
+template <typename T>
+PLAIT_TARGET void subtract(const T *values, const std::uint8_t *codes, std::size_t n, const Grid &grid,
+                           float *residual) {
+    const std::size_t whole = grid.wide() ? 0 : n / kBlock * kBlock;
+    const Floats low = all(grid.low), unit = all(grid.unit);
+    for (std::size_t i = 0; i < whole; i += kLanes)
+        store(residual + i, load(values + i) - (low + to_floats(load_bytes(codes + i)) * unit));
+    scalar::subtract_part(values, codes, whole, n, grid, residual);
+}
+
 template <bool Add, typename T>
 PLAIT_TARGET void decode(const std::uint8_t *codes, std::size_t n, const Grid &grid, T *target) {
-    if (grid.wide()) return scalar::decode_part<Add>(codes, 0, n, grid, target);
-    const std::size_t whole = n / kBlock * kBlock;
-    const Floats low = all(grid.low), unit = all(grid.unit);
+    const std::size_t whole = grid.wide() ? 0 : n / kBlock * kBlock;
+    const Floats low = all(grid.low), unit = all(std::fabs(grid.unit));
     for (std::size_t i = 0; i < whole; i += kBlock) {
         fetch(target + i + 2 * kAhead);
         for (int v = 0; v < kVectors; ++v) {

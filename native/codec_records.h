@@ -57,7 +57,7 @@ using Pack = void (*)(const std::uint8_t *, std::size_t, std::uint8_t *);
 constexpr Pack kPack[] = {nullptr, pack<1>, pack<2>, pack<3>, pack<4>, pack<5>, pack<6>, pack<7>};
 constexpr Pack kUnpack[] = {nullptr, unpack<1>, unpack<2>, unpack<3>, unpack<4>, unpack<5>, unpack<6>, unpack<7>};
 
-template <bool Random, bool Keep, typename T>
+template <bool Random, typename T>
 PLAIT_TARGET void encode_records(const T *values, std::size_t count, Layout layout, Rounding rounding,
                                  std::uint8_t *payload, float *residual) {
     std::vector<std::uint8_t> scratch(std::min(layout.bucket, count) + kSpare);
@@ -71,10 +71,11 @@ PLAIT_TARGET void encode_records(const T *values, std::size_t count, Layout layo
         std::uint8_t *out = payload + kHeaderBytes, *codes = layout.bits == 8 ? out : scratch.data();
         if (grid.flat()) {
             std::memset(out, 0, record - kHeaderBytes);
-            if (Keep) std::memset(residual, 0, n * sizeof(float));
+            if (residual) std::memset(residual, 0, n * sizeof(float));
         } else {
             const T *next = rest >= n ? values + n : values;
-            seen = encode<Random, Keep>(values, n, grid, Stream(rounding.key, bucket), codes, residual, next);
+            seen = encode<Random>(values, n, grid, Stream(rounding.key, bucket), codes, next);
+            if (residual) subtract(values, codes, n, grid, residual);
             if (layout.bits < 8) {
                 std::memset(codes + n, 0, kSpare);
                 kPack[layout.bits](codes, n, out);
@@ -84,7 +85,7 @@ PLAIT_TARGET void encode_records(const T *values, std::size_t count, Layout layo
         values += n;
         count -= n;
         payload += record;
-        if (Keep) residual += n;
+        if (residual) residual += n;
     }
 }
 

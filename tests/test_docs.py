@@ -13,8 +13,8 @@ ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 FENCE = re.compile(r"^```(\w+)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\[[^\]]+\]\(([^)#\s]+)(?:#[^)]*)?\)")
-SETS_UP = {"make", "pip"}
-"""Commands that set up a machine; `make test` is what runs this, `make run` runs ``plait demo``."""
+SETS_UP = {"make", "pip", ".venv/bin/python"}
+"""Commands that set up a machine or develop plait: `make test` runs this, `make run` runs ``plait demo``."""
 
 TIMED = [["plait", "bench"], ["plait", "lab", "check"]]
 """Commands that end with 1 where a measurement falls short, as on a busy machine."""
