@@ -104,7 +104,7 @@ class Chain:
         be cut before it exists, and ``create`` makes its blocks one at a time.
         """
         if model is None:
-            model = deferred.construct(job.make_model).train()
+            model = deferred.construct(job.make_model, seed=job.seed).train()
         batches = job.build_batches()
         args, kwargs = job.build_objective().model_inputs(batches.fetch(range(min(2, len(batches.dataset)))))
         return cls.trace(model, args, kwargs)
@@ -264,9 +264,10 @@ class Chain:
         A tied weight then exists for every block that uses it.
         """
         names = [n for n in self[place].state_names if self[place].state(n).is_meta]
-        self._fill(deferred.create(self.model, names, seed=seed, device=device))
+        made = deferred.create(self.model, names, seed=seed, device=device) if names else {}
+        self._fill(place, made, device)
 
-    def load(self, place: int, path: str | Path, *, device: str = "cpu") -> None:
+    def load(self, place: int, path: str | Path, *, device: torch.device | str = "cpu") -> None:
         """Read the parameters and buffers of one block from a safetensors file, or a folder with an index."""
         from plait.weights import read
 
@@ -274,7 +275,7 @@ class Chain:
         for name, first in first_names(self.model).items():
             aliases.setdefault(first, []).append(name)
         state, wanted = self._layout.state, self[place].state_names
-        found = read(path, [n for n in wanted if state.is_saved(n)], aliases=aliases, device=device)
+        found = read(path, [n for n in wanted if state.is_saved(n)], aliases=aliases, device=str(device))
         for name, tensor in found.items():
             if tensor.shape != state[name].shape:
                 raise FileError(
@@ -283,7 +284,7 @@ class Chain:
                     setting="weights",
                     works="weights of the same configuration",
                 )
-        self._fill(found)
+        self._fill(place, found, device)
         lost = next((name for name in wanted if state[name].is_meta), None)
         if lost is not None:
             raise TraceError(
@@ -300,13 +301,18 @@ class Chain:
                 absent = torch.empty_like(tensor, device="meta")
                 self._layout.state.replace(name, nn.Parameter(absent, requires_grad=tensor.requires_grad))
 
-    def _fill(self, tensors: Mapping[str, torch.Tensor]) -> None:
+    def _fill(self, place: int, tensors: Mapping[str, torch.Tensor], device: torch.device | str) -> None:
+        """Let a block have these tensors, and its buffers on the same device."""
         state = self._layout.state
-        for name, tensor in tensors.items():
-            present, made = state[name], tensor.to(state[name].dtype)
-            if isinstance(present, nn.Parameter):
-                made = nn.Parameter(made, requires_grad=present.requires_grad)
-            state.replace(name, made)
+        for name in self[place].state_names:
+            present = state[name]
+            if name in tensors:
+                made = tensors[name].to(present.dtype)
+                if isinstance(present, nn.Parameter):
+                    made = nn.Parameter(made, requires_grad=present.requires_grad)
+                state.replace(name, made)
+            elif not (isinstance(present, nn.Parameter) or present.is_meta):
+                state.replace(name, present.to(device))
 
 
 def _example(inputs: Any, keywords: Mapping[str, Any] | None) -> tuple[tuple[Any, ...], dict[str, Any]]:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -22,6 +24,7 @@ __all__ = [
     "TorchDispatchMode",
     "TreeSpec",
     "allocations",
+    "exporting_unnoticed",
     "fake_parameters",
     "linear",
     "no_custom_backward",
@@ -79,7 +82,8 @@ def no_custom_backward(refuse: Callable[[str], None]) -> Iterator[None]:
 
     def wrap_apply(apply: Any) -> Any:
         def refusing(function: Any, *args: Any, **kwargs: Any) -> Any:
-            if threading.get_ident() == own:
+            recorded = function.__module__.startswith("torch._library")  # a custom operator's own backward
+            if threading.get_ident() == own and not recorded:
                 refuse(f"torch.autograd.Function {function.__name__!r}")
             return apply.__func__(function, *args, **kwargs)
 
@@ -101,34 +105,54 @@ def no_custom_backward(refuse: Callable[[str], None]) -> Iterator[None]:
 
 
 @contextmanager
-def fake_parameters(model: nn.Module) -> Iterator[FakeTensorMode]:
+def exporting_unnoticed() -> Iterator[None]:
+    """Let a model's code not see that it is being exported, while the context is open.
+
+    Models ask, and then compute something else than they do in training: Hugging Face's make an explicit
+    causal mask where they would have told the attention kernel that it is causal.
+    """
+
+    def wrap(asked: Callable[[], bool]) -> Callable[[], bool]:
+        def answer() -> bool:
+            by_torch = sys._getframe(1).f_globals.get("__name__", "").split(".")[0] == "torch"
+            return by_torch and asked()
+
+        return answer
+
+    with _wrapped(torch.compiler, "is_exporting", wrap):
+        yield
+
+
+@contextmanager
+def fake_parameters(model: nn.Module, device: torch.device) -> Iterator[FakeTensorMode]:
     """Let a model's parameters, and buffers on the meta device, be fake tensors while the context is open.
 
     Fake tensors have a device and no memory. A graph exported from a model on the meta device has
-    ``device="meta"`` in its factory calls; one exported from fake tensors has the device it will run on.
+    ``device="meta"`` in its factory calls; one exported from fake tensors has the device it will run on,
+    which is ``device`` for what is on the meta device now.
     """
     from torch._subclasses import FakeTensorMode
     from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
     mode = FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=True)
-    tables: list[Any] = [t for owner in model.modules() for t in (owner._parameters, owner._buffers)]
-    originals = [(table, name, tensor) for table in tables for name, tensor in table.items()
+    originals = [(owner, name, tensor) for owner in model.modules()
+                 for name, tensor in [*owner._parameters.items(), *owner._buffers.items()]
                  if tensor is not None and (tensor.is_meta or isinstance(tensor, nn.Parameter))]  # fmt: skip
     fakes: dict[int, torch.Tensor] = {}
     with mode:
-        for table, name, tensor in originals:
+        for owner, name, tensor in originals:
             if id(tensor) not in fakes:
-                device = "cpu" if tensor.is_meta else tensor.device
-                fake = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=device)
+                where = device if tensor.is_meta else tensor.device
+                fake = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=where)
                 if isinstance(tensor, nn.Parameter):
                     fake = nn.Parameter(fake, requires_grad=tensor.requires_grad)
                 fakes[id(tensor)] = fake
-            table[name] = fakes[id(tensor)]
+            setattr(owner, name, fakes[id(tensor)])  # an LSTM listens, and keeps a list of its own
     try:
         yield mode
     finally:
-        for table, name, tensor in originals:
-            table[name] = tensor
+        for owner, name, tensor in originals:
+            setattr(owner, name, tensor)
 
 
 def linear(size: Any) -> tuple[int, int] | None:
@@ -136,7 +160,12 @@ def linear(size: Any) -> tuple[int, int] | None:
     if isinstance(size, int):
         return 0, size
     expression = getattr(getattr(size, "node", None), "expr", None)
-    if expression is None or any(not str(symbol).startswith("s") for symbol in expression.free_symbols):
+    return None if expression is None else _linear(expression)
+
+
+@lru_cache(maxsize=1024)
+def _linear(expression: Any) -> tuple[int, int] | None:
+    if any(not str(symbol).startswith("s") for symbol in expression.free_symbols):
         return None
     if not expression.free_symbols:
         return (0, int(expression)) if expression.is_Integer else None

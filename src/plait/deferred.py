@@ -10,276 +10,26 @@ constructor did is done: custom initialisers, truncated normals, zeroed padding 
 Why not `torch.device("meta")` and `reset_parameters`: many models initialise in `__init__`, in `apply`
 or in a parent module, and non-persistent buffers are lost. Why not seed once and build whole: the draws
 of one parameter would depend on all that came before it.
-
-A tensor is identified by its storage; views need no replay, because every argument is rebuilt from its
-storage with size, stride and offset.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+import copy
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
-from torch.overrides import TorchFunctionMode
 
-from plait.compat import (
-    TorchDispatchMode,
-    replaced_truncated_normal,
-    storage_key,
-    swap,
-    tree_flatten,
-    tree_map,
-)
-from plait.determinism import derive
+from plait.compat import swap, tree_leaves, tree_map
 from plait.errors import TraceError, UsageError
+from plait.state import State
+from plait.tape import Tape
 
 _PLAN = "_plait_plan"
-_OVERWRITES = {
-    torch.ops.aten.fill_,
-    torch.ops.aten.normal_,
-    torch.ops.aten.uniform_,
-    torch.ops.aten.zero_,
-}
-
-
-@dataclass(frozen=True)
-class _Deferred:
-    """A tensor argument that does not exist yet: where it lies in which storage."""
-
-    storage: int
-    dtype: torch.dtype
-    size: tuple[int, ...]
-    stride: tuple[int, ...]
-    offset: int
-
-
-@dataclass(frozen=True)
-class _Given:
-    """A tensor argument that existed when it was recorded, and its version then."""
-
-    tensor: torch.Tensor
-    version: int
-
-
-@dataclass(frozen=True)
-class _Call:
-    """One recorded operation; ``creates`` lists (place among the flat outputs, storage, stride)."""
-
-    operation: Any
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-    creates: tuple[tuple[int, int, tuple[int, ...]], ...]
-    reads: frozenset[int]
-
-
-class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Records what leads to each storage while it is the active mode, and replays it on demand."""
-
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self._calls: list[_Call] = []
-        self._writers: dict[int, list[int]] = defaultdict(list)
-        self._alive: list[torch.Tensor] = []  # a storage's key is only unique while the storage lives
-        self._sources: set[int] = set()  # storages that others were computed from
-
-    def knows(self, tensor: torch.Tensor) -> bool:
-        """Whether the tensor's storage was created under this tape."""
-        return storage_key(tensor) in self._writers
-
-    def adopt(self, tensor: torch.Tensor) -> None:
-        """Take over a tensor that was created on the meta device before recording began."""
-        if not self.knows(tensor):
-            size, stride = tensor.untyped_storage().nbytes() // tensor.element_size(), (1,)
-            create = torch.ops.aten.empty_strided.default
-            kwargs = {"dtype": tensor.dtype}
-            self._append(create, ((size,), stride), kwargs, [tensor], frozenset(), strides=[stride])
-
-    def whole(self, operation: Callable[..., Any]) -> Callable[..., Any]:
-        """Wrap an in-place initialiser so that it is recorded as one operation, loops and all."""
-
-        def recorded(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-            if not self.knows(tensor):
-                return operation(tensor, *args, **kwargs)
-            reads = frozenset([storage_key(tensor)])
-            self._append(operation, (self._recorded(tensor), *args), kwargs, [tensor], reads)
-            self._wrote(tensor, overwrites=True)
-            return tensor
-
-        return recorded
-
-    def initialised(self, tensor: torch.Tensor) -> bool:
-        """Whether anything wrote to the tensor's storage after its creation."""
-        calls = [self._calls[i] for i in self._writers[storage_key(tensor)]]
-        return len(calls) > 1 or "empty" not in str(calls[0].operation)
-
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        kwargs = kwargs or {}
-        tensors = [leaf for leaf in tree_flatten((args, kwargs))[0] if isinstance(leaf, torch.Tensor)]
-        if not tensors and not any(argument.name == "device" for argument in func._schema.arguments):
-            return func(*args, **kwargs)
-        if tensors and not any(self.knows(tensor) for tensor in tensors):
-            return func(*args, **kwargs)
-        if any(not self.knows(tensor) for tensor in _mutated(func, args, kwargs)):
-            return self._run_now(func, args, kwargs)
-        placed = {name: value for name, value in kwargs.items() if name != "device"}
-        try:
-            outputs = func(*tree_map(_on_meta, args), **tree_map(_on_meta, placed), **_device(func, "meta"))
-        except (NotImplementedError, RuntimeError):  # the values are asked for: `.item()`, `nonzero`
-            return self._run_now(func, args, kwargs)
-        flat = [leaf for leaf in tree_flatten(outputs)[0] if isinstance(leaf, torch.Tensor)]
-        mutated = _mutated(func, args, kwargs)
-        if not mutated and all(self.knows(output) for output in flat):
-            return outputs  # a view: every argument is rebuilt from its storage, so it needs no replay
-        reads = frozenset(storage_key(tensor) for tensor in tensors if self.knows(tensor))
-        self._append(func, tree_map(self._recorded, args), tree_map(self._recorded, placed), flat, reads)
-        for tensor in mutated:
-            self._wrote(tensor, overwrites=func.overloadpacket in _OVERWRITES)
-        self._sources.update(reads - {storage_key(tensor) for tensor in mutated})
-        return outputs
-
-    def _wrote(self, tensor: torch.Tensor, *, overwrites: bool) -> None:
-        """Note that the last call wrote to a tensor; draws that it overwrites need no replay."""
-        key, last = storage_key(tensor), len(self._calls) - 1
-        whole = tensor.numel() * tensor.element_size() == tensor.untyped_storage().nbytes()
-        if overwrites and whole and key not in self._sources:
-            self._writers[key] = self._writers[key][:1]
-        self._writers[key].append(last)
-
-    def _append(
-        self,
-        operation: Any,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        outputs: list[torch.Tensor],
-        reads: frozenset[int],
-        strides: list[tuple[int, ...]] | None = None,
-    ) -> None:
-        creates = []
-        for place, output in enumerate(outputs):
-            key = storage_key(output)
-            if key not in self._writers:
-                creates.append((place, key, strides[place] if strides else tuple(output.stride())))
-                self._alive.append(output)
-        self._calls.append(_Call(operation, args, kwargs, tuple(creates), reads))
-        for _, key, _ in creates:
-            self._writers[key].append(len(self._calls) - 1)
-
-    def _recorded(self, leaf: Any) -> Any:
-        if not isinstance(leaf, torch.Tensor):
-            return leaf
-        if not self.knows(leaf):
-            return _Given(leaf, leaf._version)
-        size, stride = tuple(leaf.size()), tuple(leaf.stride())
-        return _Deferred(storage_key(leaf), leaf.dtype, size, stride, int(leaf.storage_offset()))
-
-    def _run_now(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        def real(leaf: Any) -> Any:
-            known = isinstance(leaf, torch.Tensor) and self.knows(leaf)
-            return self.create(leaf, seed=0) if known else leaf
-
-        return func(*tree_map(real, args), **tree_map(real, kwargs))
-
-    def create(self, tensor: torch.Tensor, *, seed: int, device: torch.device | str = "cpu") -> torch.Tensor:
-        """Replay what leads to a recorded tensor and return it on a device, random draws from ``seed``."""
-        wanted = self._recorded(tensor)
-        picked: set[int] = set()
-        stack, seen = [wanted.storage], set()
-        while stack:
-            key = stack.pop()
-            if key not in seen:
-                seen.add(key)
-                picked.update(self._writers[key])
-                for index in self._writers[key]:
-                    stack.extend(self._calls[index].reads)
-        storages: dict[int, torch.UntypedStorage] = {}
-        with torch.no_grad(), torch.random.fork_rng():
-            torch.manual_seed(seed)
-            for index in sorted(picked):
-                _replay(self._calls[index], storages, device)
-        return _rebuild(wanted, storages, device)
-
-
-class _NotMeta(TorchFunctionMode):
-    """Answers ``is_meta`` with no for recorded tensors: torch's initialisers skip the meta device."""
-
-    def __init__(self, tape: Tape) -> None:
-        super().__init__()
-        self._tape = tape
-
-    def __torch_function__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        result = func(*args, **(kwargs or {}))
-        if result is True and func is _IS_META and self._tape.knows(args[0]):
-            return False
-        return result
-
-
-_IS_META = torch.Tensor.is_meta.__get__  # type: ignore[attr-defined]
-
-
-@contextmanager
-def _recording(tape: Tape) -> Iterator[None]:
-    """Record on the tape; what torch draws by rejection, in a loop over values, is recorded whole."""
-    with _NotMeta(tape), tape, replaced_truncated_normal(tape.whole):
-        yield
-
-
-def _mutated(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor]:
-    values: list[Any] = []
-    for place, argument in enumerate(func._schema.arguments):
-        if argument.alias_info is not None and argument.alias_info.is_write:
-            values.append(args[place] if place < len(args) else kwargs.get(argument.name))
-    return [leaf for leaf in tree_flatten(values)[0] if isinstance(leaf, torch.Tensor)]
-
-
-def _on_meta(leaf: Any) -> Any:
-    if isinstance(leaf, torch.Tensor):
-        return leaf if leaf.is_meta else leaf.to("meta")
-    return leaf
-
-
-def _device(func: Any, device: torch.device | str) -> dict[str, Any]:
-    has = isinstance(func, torch._ops.OpOverload) and any(a.name == "device" for a in func._schema.arguments)
-    return {"device": device} if has else {}
-
-
-def _replay(call: _Call, storages: dict[int, torch.UntypedStorage], device: torch.device | str) -> None:
-    def real(leaf: Any) -> Any:
-        if isinstance(leaf, _Deferred):
-            return _rebuild(leaf, storages, device)
-        if isinstance(leaf, _Given):
-            if leaf.tensor._version != leaf.version:
-                raise TraceError(
-                    f"a tensor of shape {tuple(leaf.tensor.shape)} that the model's constructor used was "
-                    "changed in place afterwards, so its parameters cannot be created from it",
-                    setting="model factory",
-                    works="copy the tensor before changing it",
-                )
-            return leaf.tensor.to(device)
-        return leaf
-
-    outputs = call.operation(
-        *tree_map(real, call.args), **tree_map(real, call.kwargs), **_device(call.operation, device)
-    )
-    flat = [leaf for leaf in tree_flatten(outputs)[0] if isinstance(leaf, torch.Tensor)]
-    for place, key, stride in call.creates:
-        assert tuple(flat[place].stride()) == stride, (call.operation, flat[place].stride(), stride)
-        storages[key] = flat[place].untyped_storage()
-
-
-def _rebuild(
-    wanted: _Deferred, storages: dict[int, torch.UntypedStorage], device: torch.device | str
-) -> torch.Tensor:
-    empty = torch.empty(0, dtype=wanted.dtype, device=device)
-    return empty.set_(storages[wanted.storage], wanted.offset, wanted.size, wanted.stride)
+_PART = "_plait_part"
+_TABLES = {"_parameters", "_buffers", "_modules"}
 
 
 @dataclass(frozen=True)
@@ -290,39 +40,66 @@ class _Plan:
     recorded: dict[str, torch.Tensor]
     """The parameters that the tape leads to, by name, as they were recorded."""
 
+    def __deepcopy__(self, memo: object) -> _Plan:
+        return self  # it never changes, and a copied model has the same names
+
 
 def _plan(module: nn.Module, tape: Tape) -> _Plan:
     recorded = {name: p.detach() for name, p in module.named_parameters() if p.is_meta and tape.knows(p)}
+    tape.label(recorded)
     plan = _Plan(tape, recorded)
+    for part in module.modules():
+        object.__setattr__(part, _PART, True)
     object.__setattr__(module, _PLAN, plan)
     return plan
 
 
-def construct(factory: Callable[[], nn.Module]) -> nn.Module:
+def construct(factory: Callable[[], nn.Module], *, seed: int = 0) -> nn.Module:
     """Build a model with its parameters on the meta device and its buffers real.
 
     ``create`` makes the parameters later. Those that the factory itself brought in from elsewhere (loaded
-    weights) stay as they are.
+    weights) stay as they are. ``seed`` is for buffers that are drawn at random.
     """
     tape = Tape()
-    with _recording(tape):
+    with tape.recording():
         module = factory()
+    _plan(module, tape)
+    _keep_buffers(module, tape, seed)
+    return module
+
+
+def _keep_buffers(module: nn.Module, tape: Tape, seed: int) -> None:
+    """Create the buffers, and tensors kept without registering them, that were recorded."""
+    buffers = {name: b for name, b in module.named_buffers(remove_duplicate=False) if tape.knows(b)}
+    tape.label(buffers)
+    made: dict[int, torch.Tensor] = {}
+
+    def real(leaf: Any) -> Any:
+        if not isinstance(leaf, torch.Tensor) or isinstance(leaf, nn.Parameter) or not tape.knows(leaf):
+            return leaf
+        return made.setdefault(id(leaf), tape.create(leaf, seed=seed))
+
     for owner in module.modules():
         for name, buffer in owner._buffers.items():
-            if buffer is not None and tape.knows(buffer):
-                owner._buffers[name] = tape.create(buffer, seed=derive(0, name))
-    _plan(module, tape)
-    return module
+            owner._buffers[name] = real(buffer)
+        for name, value in list(vars(owner).items()):
+            if name not in _TABLES and any(real(leaf) is not leaf for leaf in tree_leaves(value)):
+                object.__setattr__(owner, name, tree_map(real, value))
 
 
 def build(factory: Callable[[], nn.Module], *, seed: int, device: torch.device | str = "cpu") -> nn.Module:
     """Build a model whole, every parameter from (seed, its name): the same bits as made in parts."""
-    module = construct(factory)
-    parameters = dict(module.named_parameters())
+    module = construct(factory, seed=seed)
+    parameters, state = dict(module.named_parameters()), State(module)
     for name, tensor in create(module, seed=seed, device=device).items():
         made = nn.Parameter(tensor, requires_grad=parameters[name].requires_grad)
-        swap(parameters[name], made)
+        try:
+            swap(parameters[name], made)  # also for a list of parameters that the model keeps
+        except RuntimeError:  # weak references to it, as an LSTM has
+            state.replace(name, made)
     object.__delattr__(module, _PLAN)
+    for part in module.modules():
+        object.__delattr__(part, _PART)
     return module.to(device)
 
 
@@ -353,11 +130,12 @@ def create(
                 setting="model",
                 works="build it with plait.deferred.construct(factory), or read the weights from safetensors",
             )
-        made[name] = plan.tape.create(plan.recorded[name], seed=derive(seed, name), device=device)
+        made[name] = plan.tape.create(plan.recorded[name], seed=seed, device=device)
     return made
 
 
 def _plan_from_initialisers(module: nn.Module) -> _Plan:
+    """Record what the modules' own initialisers do, on stand-ins for the parameters and buffers."""
     lost = [name for name, buffer in module.named_buffers() if buffer.is_meta]
     if lost:
         raise TraceError(
@@ -365,15 +143,27 @@ def _plan_from_initialisers(module: nn.Module) -> _Plan:
             setting="model",
             works="build it with plait.deferred.construct(factory), which keeps buffers",
         )
-    tape = Tape()
-    for parameter in module.parameters():
-        if parameter.is_meta:
-            tape.adopt(parameter)
-    with _recording(tape), torch.no_grad():
-        for owner in module.modules():
+    if any(hasattr(part, _PART) for part in module.modules()):
+        raise TraceError(
+            "the model was put together from parts of another that plait.deferred.construct built, "
+            "which alone knows how they are initialised",
+            setting="model",
+            works="give construct a factory that puts the model together",
+        )
+    memo: dict[int, Any] = {
+        id(p): nn.Parameter(torch.empty_like(p, device="meta"), requires_grad=p.requires_grad)
+        for p in module.parameters()
+    }
+    stand_in, tape = copy.deepcopy(module, memo), Tape()
+    for parameter in stand_in.parameters():
+        tape.adopt(parameter)
+    with tape.recording(), torch.no_grad():
+        for owner in stand_in.modules():
             if callable(getattr(owner, "reset_parameters", None)):
                 owner.reset_parameters()  # type: ignore[operator]
-        initialise = getattr(module, "_init_weights", None)
+        initialise = getattr(stand_in, "_init_weights", None)
         if callable(initialise):
-            module.apply(initialise)
-    return _plan(module, tape)
+            stand_in.apply(initialise)
+    plan = _plan(stand_in, tape)
+    object.__setattr__(module, _PLAN, plan)
+    return plan

@@ -64,10 +64,12 @@ class State:
         """Let everyone who holds the named tensor hold another one."""
         if name in self._constants:
             self._constants[name] = tensor
-        held = [(holder(), attribute) for holder, attribute in self._blocks.get(name, ())]
-        for owner, attribute in [*self._owners.get(name, ()), *held]:
-            if owner is not None:
-                _put(owner, attribute, tensor)
+        for owner, attribute in self._owners.get(name, ()):
+            setattr(owner, attribute, tensor)  # an LSTM listens, and keeps a list of its own
+        for holder, attribute in self._blocks.get(name, ()):
+            level = holder()
+            if level is not None:
+                _put(level, attribute, tensor)
 
     def __reduce__(self) -> NoReturn:
         raise UsageError(

@@ -6,19 +6,19 @@ for another model's turn.
 
 Why the bits stay: autograd adds the gradients of a tensor in the order in which its uses run backward,
 and a sum of floats depends on its order. So the gradient that later blocks have already given for a value
-is not added to this block's own sum afterwards; it is put in first, as the seed of an alias that all uses
-in this block go through. Parameters that several blocks share are treated as values in the same way, and
+is not added to this block's own sum afterwards; it is put in first, at the boundary that all uses in this
+block go through. Parameters that several blocks share are treated as values in the same way, and
 reach their ``.grad`` once, when the first block is left.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import Any
 
 import torch
-from torch import nn
 
 from plait.block import Block
 from plait.chain import Chain
@@ -26,6 +26,38 @@ from plait.errors import UsageError
 from plait.timeline import Timeline
 
 _SHARED = "parameter:"
+
+
+class _Boundary(torch.autograd.Function):
+    """Passes a value on, and keeps the gradient that comes back as it is.
+
+    A leaf's ``.grad`` would do, but it takes on the leaf's memory layout, and sums of a gradient in another
+    layout have other bits.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, value: torch.Tensor, keep: Callable[[torch.Tensor], None]) -> torch.Tensor:
+        ctx.keep = keep
+        return value.view_as(value)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[None, None]:
+        ctx.keep(gradient)
+        return None, None
+
+
+class Boundary:
+    """Values as seen from one side: uses of them are recorded up to here, and their gradients collected."""
+
+    def __init__(self) -> None:
+        self.gradients: dict[str, torch.Tensor] = {}
+
+    def enter(self, name: str, value: Any) -> Any:
+        """The value, cut off from what made it; a gradient for it will be found under the name."""
+        if not isinstance(value, torch.Tensor) or not value.requires_grad:
+            return value
+        keep = partial(self.gradients.__setitem__, name)
+        return _Boundary.apply(value.detach().requires_grad_(), keep)  # type: ignore[no-untyped-call]
 
 
 class Visit:
@@ -36,24 +68,13 @@ class Visit:
     ) -> None:
         """Run the block forward; ``shared`` names the parameters that other blocks use too."""
         self.block = block
-        self._leaves: dict[str, torch.Tensor] = {}
-        self._aliases: dict[str, torch.Tensor] = {}
-        given = [self._enter(name, values[name]) for name in block.reads]
-        state: dict[str, torch.Tensor] = {}
-        for name in block.state_names:
-            tensor = block.state(name)
-            is_shared = name in shared and isinstance(tensor, nn.Parameter)
-            state[name] = self._enter(_SHARED + name, tensor) if is_shared else tensor
-        with torch.enable_grad():
-            self._written = dict(zip(block.writes, block.call(given, state), strict=True))
-
-    def _enter(self, name: str, value: Any) -> Any:
-        if not isinstance(value, torch.Tensor) or not value.requires_grad:
-            return value
-        leaf = value.detach().requires_grad_()
-        self._leaves[name] = leaf
-        self._aliases[name] = leaf.view_as(leaf)
-        return self._aliases[name]
+        self._boundary = Boundary()
+        self._read = {name: self._boundary.enter(name, values[name]) for name in block.reads}
+        state = {name: block.state(name) for name in block.state_names}
+        for name in shared.intersection(state):
+            self._read[_SHARED + name] = state[name] = self._boundary.enter(_SHARED + name, state[name])
+        written = block.call([self._read[name] for name in block.reads], state)
+        self._written = dict(zip(block.writes, written, strict=True))
 
     @property
     def writes(self) -> dict[str, Any]:
@@ -63,24 +84,17 @@ class Visit:
     def backward(self, gradients: dict[str, torch.Tensor]) -> None:
         """Take the gradients of what was written out of the dict, and put those of what was read in."""
         roots, seeds = [], []
-        for name, value in self._written.items():
+        for name, value in {**self._read, **self._written}.items():
             gradient = gradients.pop(name, None)
             if gradient is not None and value.requires_grad:
                 roots.append(value)
                 seeds.append(gradient)
-        for name, alias in self._aliases.items():
-            gradient = gradients.pop(name, None)
-            if gradient is not None:
-                roots.append(alias)
-                seeds.append(gradient)
         if roots:
             torch.autograd.backward(roots, seeds)
-        for name, leaf in self._leaves.items():
-            if leaf.grad is not None:
-                gradients[name] = leaf.grad
+        gradients.update(self._boundary.gradients)
         self._written.clear()
-        self._aliases.clear()
-        self._leaves.clear()
+        self._read.clear()
+        self._boundary.gradients.clear()
 
 
 class Walk:
@@ -98,7 +112,7 @@ class Walk:
         self._shared = frozenset(chain.tied)
         self._visits: list[Visit] = []
         self._sources: dict[str, torch.Tensor] = {}
-        self._results: dict[str, torch.Tensor] = {}
+        self._end = Boundary()
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Visit every block; the output is cut off from the graph: call ``backward`` with the loss."""
@@ -111,8 +125,8 @@ class Walk:
             self._visits.append(visit)
             values.update(visit.writes)
             values = {name: values[name] for name in self.chain.live(place + 1)}
-        self._results = {name: value for name, value in values.items() if isinstance(value, torch.Tensor)}
-        return self.chain.finish(values)
+        self._end = Boundary()
+        return self.chain.finish({name: self._end.enter(name, value) for name, value in values.items()})
 
     def backward(self, loss: torch.Tensor) -> None:
         """Add the gradients of a loss of the output to the parameters' ``.grad``."""
@@ -121,12 +135,11 @@ class Walk:
                 "backward needs a forward before it", setting="walk", works="one backward a forward"
             )
         loss.backward()  # type: ignore[no-untyped-call]
-        gradients = {name: value.grad for name, value in self._results.items() if value.grad is not None}
+        gradients = self._end.gradients
         while self._visits:
             visit = self._visits.pop()
             with self._span("backward", visit.block):
                 visit.backward(gradients)
-        self._results.clear()
         sources = dict(self._sources)
         sources.update({_SHARED + n: p for n, p in self.chain.named_parameters() if n in self._shared})
         reached = [name for name in gradients if name in sources]

@@ -37,7 +37,10 @@ def read(
     for file, pairs in wanted.items():
         with _opened(file, device) as opened:
             for name, stored in pairs:
-                found[name] = opened.get_tensor(stored)
+                try:
+                    found[name] = opened.get_tensor(stored)
+                except SafetensorError as error:
+                    raise _unreadable(file, error) from None
     return found
 
 
@@ -50,11 +53,11 @@ def _where(path: Path) -> dict[str, Path]:
     if index.is_file():
         try:
             listed = json.loads(index.read_text())["weight_map"]
-        except (ValueError, KeyError) as error:
+            return {name: path / file for name, file in listed.items()}
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise FileError(
                 f"{index} is no index of tensors: {error}", setting="weights", works=_INDEX
             ) from None
-        return {name: path / file for name, file in listed.items()}
     single = path / "model.safetensors"
     if single.is_file():
         return _where(single)
@@ -66,5 +69,9 @@ def _opened(file: Path, device: str) -> Any:
     try:
         return safe_open(str(file), framework="pt", device=device)
     except (OSError, SafetensorError) as error:
-        works = "a whole safetensors file"
-        raise FileError(f"{file} cannot be read: {error}", setting="weights", works=works) from None
+        raise _unreadable(file, error) from None
+
+
+def _unreadable(file: Path, error: Exception) -> FileError:
+    works = "a whole safetensors file"
+    return FileError(f"{file} cannot be read: {error}", setting="weights", works=works)

@@ -5,30 +5,32 @@ little has to cross:
 
 1. Operations that only view or change a tensor in place belong to that tensor's storage. No cut falls
    between a tensor and a change of it, so what crosses a cut is never changed afterwards.
-2. At each place, count the storages in use on both sides. A storage that spans more than ``_LONG``
-   weighted operations (a U-Net's skip, an attention mask, an encoder's output) is background and does not
-   count: cutting across it is the price of cutting at all. Nor do views of parameters, nor what is only
-   waiting to be returned.
-3. Cuts may fall where that count is at a local minimum, and not more than one above the lower of the
-   nearest such places on either side: outside a residual or attention block, never within one.
-4. Between two operations with weights (a parameter of two or more dimensions), the place with the fewest
-   bytes crossing is taken, the last of equals: activations, norms and pooling stay with the layer before
-   them.
+2. At each place, count the storages in use on both sides, without background: what spans more than
+   ``_LONG`` operations with weights (a parameter of two or more dimensions), as an encoder's output does,
+   or more than ``_SHORT`` if it is only joined to something else at its end, as a U-Net's skip or an
+   attention mask is. Cutting across these is the price of cutting at all. Views of parameters do not count
+   either, nor does what is only waiting to be returned, nor an input before its first use.
+3. Cuts may fall where that count is at a local minimum, and not above the nearest such places on both
+   sides: outside a residual or attention block, never within one.
+4. Between two operations with weights, the place with the fewest bytes crossing is taken, the last of
+   equals: activations, norms and pooling stay with the layer before them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import accumulate, pairwise
+from math import prod
 
 import torch
 from torch import fx
 
 from plait.compat import linear
 from plait.tracing.graph import Graph
-from plait.tracing.nodes import changed_by, source_of
+from plait.tracing.nodes import CONCATENATE, ELEMENTWISE, changed_by, sources
 
 _LONG = 8
+_SHORT = 2
 
 
 def cuts(graph: Graph) -> list[int]:
@@ -51,16 +53,27 @@ def _counts(graph: Graph, weighted: Sequence[int]) -> list[int]:
     """The number of storages, without background, that cross a cut at each place; one at least."""
     end, marks = len(graph.operations), set(weighted)
     before = [0, *accumulate(int(place in marks) for place in range(end))]  # weighted, before a place
-    spans: dict[fx.Node, tuple[int, int]] = {}
+    spans: dict[fx.Node, tuple[int, int, fx.Node]] = {}
     for node, until in graph.last_uses(outputs=False).items():
-        start, root = graph.position[node], graph.root[node]
-        first, latest = spans.get(root, (start, until))
-        spans[root] = min(first, start), max(latest, until)
+        root, start = graph.root[node], graph.position[node]
+        if start < 0:
+            start = graph.first_use(node) - 1
+        first, latest, reader = spans.get(root, (start, until, node))
+        spans[root] = min(first, start), max(latest, until), node if until >= latest else reader
     counts = _Ranges(end)
-    for root, (start, until) in spans.items():
-        if root not in graph.viewed and before[until] - before[start + 1] <= _LONG:
+    for root, (start, until, node) in spans.items():
+        limit = _SHORT if _is_joined(graph.operations[until], node) else _LONG
+        if root not in graph.viewed and before[until] - before[start + 1] <= limit:
             counts.add(start + 1, until, 1)
     return [max(1, count) for count in counts.totals()]
+
+
+def _is_joined(node: fx.Node, argument: fx.Node) -> bool:
+    """Whether an argument is joined to something else: concatenated, spread over it, or a mask for it."""
+    if node.target is torch.ops.aten.scaled_dot_product_attention.default:
+        return argument is node.kwargs.get("attn_mask") or argument in node.args[3:4]
+    smaller = _size(argument) < _size(node)
+    return node.target in CONCATENATE or (node.target in ELEMENTWISE and smaller)
 
 
 def _forbidden(graph: Graph) -> set[int]:
@@ -68,7 +81,7 @@ def _forbidden(graph: Graph) -> set[int]:
     places: set[int] = set()
     for place, node in enumerate(graph.operations):
         for changed in changed_by(node):
-            made = [graph.position[n] for n in _same_storage(changed, graph)]
+            made = [graph.position[n] for n in sources(changed) if n in graph.position]
             places.update(range(min(made, default=place) + 1, place + 1))
     for first, last in graph.updates:  # such a buffer belongs to one block
         places.update(range(graph.position[first] + 1, graph.position[last] + 1))
@@ -78,27 +91,22 @@ def _forbidden(graph: Graph) -> set[int]:
     return places
 
 
-def _same_storage(node: fx.Node, graph: Graph) -> Iterator[fx.Node]:
-    """The operations and inputs that lead to a node by views and changes in place, itself first."""
-    above: fx.Node | None = node
-    while above is not None and above in graph.position:
-        yield above
-        above = source_of(above)
-
-
 def _has_size(node: fx.Node) -> bool:
     value = node.meta.get("val")
     return isinstance(value, torch.Tensor) and all(linear(size) is not None for size in value.shape)
 
 
-def _bytes(node: fx.Node) -> int:
-    """The size at a batch of two."""
+def _size(node: fx.Node) -> int:
+    """The number of elements at a batch of two; 0 where it is not known."""
     if not _has_size(node):
         return 0
-    total: int = node.meta["val"].element_size()
-    for factor, constant in (linear(size) or (0, 0) for size in node.meta["val"].shape):
-        total *= 2 * factor + constant
-    return total
+    sizes = (linear(size) or (0, 0) for size in node.meta["val"].shape)
+    return prod(2 * factor + constant for factor, constant in sizes)
+
+
+def _bytes(node: fx.Node) -> int:
+    size = _size(node)
+    return size * int(node.meta["val"].element_size()) if size else 0
 
 
 class _Ranges:
@@ -130,7 +138,7 @@ def _low_plateaus(counts: Sequence[int]) -> list[range]:
             start = place
     while True:
         heights = [counts[plateau.start] for plateau in found]
-        high = [i for i in range(1, len(found) - 1) if heights[i] > 1 + min(heights[i - 1], heights[i + 1])]
+        high = [i for i in range(1, len(found) - 1) if heights[i] > min(heights[i - 1], heights[i + 1])]
         if not high:
             return found
         del found[max(high, key=lambda i: heights[i])]

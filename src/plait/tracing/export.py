@@ -15,7 +15,13 @@ from typing import Any
 import torch
 from torch import nn
 
-from plait.compat import fake_parameters, no_custom_backward, tree_leaves, tree_map
+from plait.compat import (
+    exporting_unnoticed,
+    fake_parameters,
+    no_custom_backward,
+    tree_leaves,
+    tree_map,
+)
 from plait.errors import PlaitError, TraceError, UsageError
 
 _TWO_WAYS_OUT = (
@@ -38,6 +44,12 @@ def batch_of(args: Sequence[Any], kwargs: Mapping[str, Any]) -> int:
         setting="example_inputs",
         works="a tuple of tensors, each with the batch first",
     )
+
+
+def device_of(args: Sequence[Any], kwargs: Mapping[str, Any]) -> torch.device:
+    """The device of the example inputs: where the model will run."""
+    leaves = tree_leaves((tuple(args), dict(kwargs)))
+    return next(leaf.device for leaf in leaves if isinstance(leaf, torch.Tensor))
 
 
 def at_batch(
@@ -78,7 +90,7 @@ def export(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], *, t
 
     shapes = (tree_map(dynamic, args), tree_map(dynamic, kwargs))
     absent = any(tensor.is_meta for tensor in [*model.parameters(), *model.buffers()])
-    faked = fake_parameters(model) if absent else nullcontext()
+    faked = fake_parameters(model, device_of(args, kwargs)) if absent else nullcontext()
     assigned: dict[str, None] = {}
     called = _Called(model, assigned.update)
     try:
@@ -128,7 +140,8 @@ class _Called(nn.Module):
 
     def forward(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         before = dict(self.model.named_buffers())
-        output = self.model(*args, **kwargs)
+        with exporting_unnoticed():
+            output = self.model(*args, **kwargs)
         after = dict(self.model.named_buffers())
         assigned = [name for name, old in before.items() if after.get(name) is not old]
         self._note(dict.fromkeys(assigned))
@@ -155,20 +168,25 @@ class _Called(nn.Module):
 def undisturbed(model: nn.Module) -> Iterator[None]:
     """Leave a model's buffers, and the tensors it keeps without registering them, as they were."""
     tables = [table for owner in model.modules() for table in (owner._buffers, vars(owner))]
-    held = [(table, name, tensor, tensor.detach().clone()) for table in tables
-            for name, tensor in table.items() if isinstance(tensor, torch.Tensor)]  # fmt: skip
-    absent = [(owner, name) for owner in model.modules() for name, buffer in owner._buffers.items()
-              if buffer is None]  # fmt: skip
+    before = [
+        {name: (t, t.detach().clone()) for name, t in table.items() if isinstance(t, torch.Tensor)}
+        for table in tables
+    ]
+    absent = [{name for name, value in table.items() if value is None} for table in tables]
     try:
         yield
     finally:
-        for table, name, tensor, before in held:
-            table[name] = tensor
-            if not tensor.is_meta:
-                with torch.no_grad():
-                    tensor.copy_(before)
-        for owner, name in absent:
-            owner._buffers[name] = None
+        for table, held, none in zip(tables, before, absent, strict=True):
+            for name in [name for name, value in table.items() if isinstance(value, torch.Tensor)]:
+                if name in none:
+                    table[name] = None
+                elif name not in held:
+                    del table[name]
+            for name, (tensor, content) in held.items():
+                table[name] = tensor
+                if not tensor.is_meta:
+                    with torch.no_grad():
+                        tensor.copy_(content)
 
 
 @contextmanager

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -11,15 +11,16 @@ from torch.export.graph_signature import InputKind, OutputKind
 
 from plait.errors import TraceError
 from plait.tracing.export import Recording
-from plait.tracing.nodes import changed_by, is_size, source_of, stops_gradients
+from plait.tracing.nodes import (
+    CONCATENATE,
+    ELEMENTWISE,
+    changed_by,
+    is_size,
+    source_of,
+    sources,
+    stops_gradients,
+)
 
-_ELEMENTWISE = {
-    torch.ops.aten.add.Tensor,
-    torch.ops.aten.cat.default,
-    torch.ops.aten.div.Tensor,
-    torch.ops.aten.mul.Tensor,
-    torch.ops.aten.sub.Tensor,
-}
 _DROPPED = {
     torch.ops.aten._assert_tensor_metadata.default,
     torch.ops.aten._assert_scalar.default,
@@ -41,10 +42,6 @@ class Graph:
         self.constants: dict[str, torch.Tensor] = {}
         """Tensors that the model's code makes from literals, or keeps without registering them."""
         self._read_signature(model, exported)
-        (output,) = (node for node in self.module.graph.nodes if node.op == "output")
-        specs = zip(output.args[0], exported.graph_signature.output_specs, strict=True)
-        self.outputs: list[Any] = [a for a, spec in specs if spec.kind == OutputKind.USER_OUTPUT]
-        """A node for each tensor that the model returns, and constants as they are."""
         self.operations: list[fx.Node] = []
         self.remade: set[fx.Node] = set()
         """Views of buffers and constants: each piece makes them for itself."""
@@ -52,8 +49,13 @@ class Graph:
         """The first node with the same storage; a view of a parameter is the first of its own."""
         self.viewed: dict[fx.Node, fx.Node] = {node: node for node in self.parameters}
         """The parameter that a node is, or is a view of."""
+        self._copy_changed_inputs()
         self.updates = [self._update(name) for name in recording.assigned]
-        """For each buffer that the model assigns: the node that copies its old value, and its update."""
+        """For each buffer that the model assigns: the first node that has to do with it, and its update."""
+        (output,) = (node for node in self.module.graph.nodes if node.op == "output")
+        specs = zip(output.args[0], exported.graph_signature.output_specs, strict=True)
+        self.outputs: list[Any] = [a for a, spec in specs if spec.kind == OutputKind.USER_OUTPUT]
+        """A node for each tensor that the model returns, and constants as they are."""
         self._sort_nodes()
         if not self.operations:
             works = "a model that computes"
@@ -76,6 +78,23 @@ class Graph:
             elif spec.kind == InputKind.CONSTANT_TENSOR:
                 self.constants[target] = exported.constants[spec.target]
 
+    def _copy_changed_inputs(self) -> None:
+        """Let an input that the model changes in place be read as a copy: no block changes what it reads."""
+        changed = {origin for node in self.module.graph.nodes for argument in changed_by(node)
+                   for origin in sources(argument) if origin in self.inputs}  # fmt: skip
+        for node in changed:
+            self._copied(node, list(node.users))
+
+    def _copied(self, node: fx.Node, users: Sequence[fx.Node]) -> fx.Node:
+        """Insert a copy of a node before the first of some users of it, and let these use the copy."""
+        graph = self.module.graph
+        with graph.inserting_before(next(n for n in graph.nodes if n in users)):
+            copy = graph.call_function(torch.ops.aten.clone.default, (node,))
+        copy.meta["val"] = node.meta["val"]
+        for user in users:
+            user.replace_input_with(node, copy)
+        return copy
+
     def _update(self, name: str) -> tuple[fx.Node, fx.Node]:
         """Let a buffer that the model assigns be read as a copy, and be written once its new value is known.
 
@@ -85,21 +104,14 @@ class Graph:
         graph = self.module.graph
         (buffer,) = (node for node, known in self.names.items() if known == name)
         update = next(n for n in reversed(buffer.users) if n.target is torch.ops.aten.copy_.default)
-        with graph.inserting_before(next(node for node in graph.nodes if node in buffer.users)):
-            copy = graph.call_function(torch.ops.aten.clone.default, (buffer,))
-        copy.meta["val"] = buffer.meta["val"]
-        buffer.replace_all_uses_with(copy, delete_user_cb=lambda user: user not in (copy, update))
-        clone = update.args[1]
-        assert isinstance(clone, fx.Node), update
-        detach = clone.args[0]
-        assert isinstance(detach, fx.Node), update
-        value = detach.args[0]
-        assert isinstance(value, fx.Node), update
+        (_, clone), readers = update.all_input_nodes, [user for user in buffer.users if user is not update]
+        (detach,) = clone.all_input_nodes
+        needed = [*detach.all_input_nodes, *([self._copied(buffer, readers)] if readers else [])]
         order = {node: place for place, node in enumerate(graph.nodes)}
-        last = max(copy, value, key=lambda node: order[node])
+        last = max(needed, key=lambda node: order[node])
         for node in (update, clone, detach):
             last.append(node)
-        return copy, update
+        return needed[1] if readers else update, update
 
     def _sort_nodes(self) -> None:
         """Tell operations from views of buffers and from sizes, both of which each piece makes for itself."""
@@ -125,13 +137,10 @@ class Graph:
         """The places of the operations that compute with a weight: a parameter of two or more dimensions."""
 
         def computes(node: fx.Node) -> bool:
-            viewed = [self.viewed[arg] for arg in node.all_input_nodes if arg in self.viewed]
-            is_view = node in self.viewed
-            return (
-                not is_view
-                and node.target not in _ELEMENTWISE
-                and any(self.parameters[parameter].ndim > 1 for parameter in viewed)
-            )
+            if node in self.viewed or node.target in ELEMENTWISE or node.target in CONCATENATE:
+                return False
+            read = (self.viewed[arg] for arg in node.all_input_nodes if arg in self.viewed)
+            return any(self.parameters[parameter].ndim > 1 for parameter in read)
 
         return [place for place, node in enumerate(self.operations) if computes(node)]
 
@@ -146,29 +155,25 @@ class Graph:
             last.update({a: end for a in self.outputs if isinstance(a, fx.Node) and a in self.position})
         return last
 
+    def first_use(self, node: fx.Node) -> int:
+        """The first place that reads a node."""
+        return min(self.position[user] for user in node.users if user in self.position)
+
     def differentiable(self) -> set[fx.Node]:
         """The nodes that a gradient comes back for."""
         found = {node for node, parameter in self.parameters.items() if parameter.requires_grad}
         while True:
             before = len(found)
             for node in self.operations:
-                value = node.meta.get("val")
-                is_float = not isinstance(value, torch.Tensor) or value.dtype.is_floating_point
-                is_complex = isinstance(value, torch.Tensor) and value.is_complex()
+                kind = getattr(node.meta.get("val"), "dtype", torch.float)  # of several tensors, any
+                continuous = kind.is_floating_point or kind.is_complex
                 reached = any(arg in found for arg in node.all_input_nodes)
-                if reached and (is_float or is_complex) and not stops_gradients(node):
+                if reached and continuous and not stops_gradients(node):
                     found.add(node)
                     for changed in changed_by(node):
-                        found.update(_up(changed))
+                        found.update(sources(changed, differentiable=True))
             if len(found) == before:  # a change in place reaches earlier views of the same tensor
                 return found
-
-
-def _up(node: fx.Node | None) -> Iterator[fx.Node]:
-    """A node, what it is a view of, and so on."""
-    while node is not None:
-        yield node
-        node = None if stops_gradients(node) else source_of(node)
 
 
 def first_names(model: nn.Module) -> dict[str, str]:

@@ -15,7 +15,7 @@ from plait.block import Block, Layout, Mode, Step, frozen
 from plait.compat import fake_parameters
 from plait.errors import TraceError, UsageError
 from plait.state import State
-from plait.tracing.export import at_batch, batch_of, undisturbed
+from plait.tracing.export import at_batch, batch_of, device_of, undisturbed
 from plait.value import Value, line
 
 _Group = tuple[str, Sequence[nn.Module]]
@@ -199,7 +199,7 @@ def _run(
         stack.enter_context(undisturbed(model))
         stack.enter_context(torch.enable_grad())
         if any(parameter.is_meta for parameter in model.parameters()):
-            fake = stack.enter_context(fake_parameters(model))
+            fake = stack.enter_context(fake_parameters(model, device_of(args, {})))
             stack.enter_context(fake)
             args = tuple(fake.from_tensor(leaf) for leaf in args)
         else:

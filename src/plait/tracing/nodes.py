@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -10,6 +11,14 @@ from torch import fx
 
 from plait.compat import linear
 
+ELEMENTWISE = {
+    torch.ops.aten.add.Tensor,
+    torch.ops.aten.div.Tensor,
+    torch.ops.aten.mul.Tensor,
+    torch.ops.aten.sub.Tensor,
+    torch.ops.aten.where.self,
+}
+CONCATENATE = {torch.ops.aten.cat.default, torch.ops.aten.concat.default, torch.ops.aten.stack.default}
 _MAY_ALIAS = {operator.getitem, torch.ops.aten.dropout.default, torch.ops.aten.feature_dropout.default}
 
 
@@ -33,6 +42,14 @@ def source_of(node: fx.Node) -> fx.Node | None:
         return next((roots[n] for n in output.all_input_nodes if roots.get(n) is not None), None)
     aliases = _aliased_arguments(node)
     return aliases[0][0] if aliases else None
+
+
+def sources(node: fx.Node, *, differentiable: bool = False) -> Iterator[fx.Node]:
+    """A node, what its storage is shared with, and so on up; ``differentiable``: as far as gradients flow."""
+    above: fx.Node | None = node
+    while above is not None:
+        yield above
+        above = None if differentiable and stops_gradients(above) else source_of(above)
 
 
 def changed_by(node: fx.Node) -> list[fx.Node]:

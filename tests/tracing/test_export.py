@@ -1,0 +1,270 @@
+"""Recording a model: what cannot be recorded is said in one line, and the model is left as it was."""
+
+import threading
+
+import pytest
+import torch
+from torch import nn
+
+from plait import deferred
+from plait.chain import Chain
+from plait.errors import TraceError, UsageError
+from plait.tracing.export import at_batch, batch_of, export
+
+X = torch.randn(2, 8)
+
+
+class Two(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Linear(8, 8), nn.Linear(8, 8)
+
+
+class Branching(Two):
+    def forward(self, x):
+        x = self.a(x)
+        if x.sum() > 0:
+            return self.b(x)
+        return x
+
+
+def test_a_branch_on_data_has_its_reason_in_one_line_and_two_ways_out(capfd):
+    with pytest.raises(TraceError) as caught:
+        Chain.trace(Branching(), X)
+    what = str(caught.value)
+    assert "\n" not in what
+    assert "Branching cannot be traced: Could not guard on data-dependent expression" in what
+    assert f"{__file__}, line " in what
+    assert "torch.where" in caught.value.works
+    assert "Chain.of([block, ...])" in caught.value.works
+    assert capfd.readouterr() == ("", ""), "torch's own report is not printed"
+
+
+def test_the_first_way_out():
+    class Choosing(Two):
+        def forward(self, x):
+            x = self.a(x)
+            return torch.where(x.sum() > 0, self.b(x), x)
+
+    chain = Chain.trace(Choosing(), X)
+    assert torch.equal(chain(X), chain.model(X))
+    assert torch.equal(chain(-X), chain.model(-X))
+
+
+def test_the_second_way_out():
+    model = Branching()
+    chain = Chain.of([nn.Linear(8, 8), model], X)
+    for x in (X, -X):
+        assert torch.equal(chain(x), model(chain.model[0](x)))
+    assert chain.cut_bytes(3) == (3 * 8 * 4,)
+
+
+class Fixed(Two):
+    def forward(self, x):
+        return self.b(self.a(x)).reshape(2, 2, 4)
+
+
+class BatchBranching(Two):
+    def forward(self, x):
+        return self.a(x) if x.shape[0] > 4 else self.b(x)
+
+
+class Growing(Two):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("seen", torch.zeros(1))
+
+    def forward(self, x):
+        self.seen = torch.cat([self.seen, self.seen])
+        return self.a(x)
+
+
+class Reversed(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return -gradient
+
+
+class CustomBackward(Two):
+    def forward(self, x):
+        return self.b(Reversed.apply(self.a(x)))
+
+
+class TensorHook(Two):
+    def forward(self, x):
+        x = self.a(x)
+        x.register_hook(lambda gradient: gradient * 2)
+        return self.b(x)
+
+
+class ModuleHook(Two):
+    def __init__(self):
+        super().__init__()
+        self.a.register_full_backward_hook(lambda module, given, found: (given[0],))
+
+    def forward(self, x):
+        return self.b(self.a(x))
+
+
+class Lazy(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a = nn.LazyLinear(3)
+
+    def forward(self, x):
+        return self.a(x)
+
+
+class Nothing(nn.Module):
+    def forward(self, x):
+        return 3
+
+
+class SizeOut(Two):
+    def forward(self, x):
+        return self.a(x), x.shape[0]
+
+
+@pytest.mark.parametrize(
+    ("kind", "reason"),
+    [
+        (Fixed, "your code specialized it to be a constant (2)"),
+        (BatchBranching, "Not all values of batch"),
+        (Growing, "buffer 'seen' changes from (1,) torch.float32 to (2,) torch.float32"),
+        (CustomBackward, "torch.autograd.Function 'Reversed'"),
+        (TensorHook, "Tensor.register_hook"),
+        (ModuleHook, "changes gradients in backward"),
+        (Lazy, "uninitialized parameter"),
+        (Nothing, "no tensor operation"),
+        (SizeOut, "output 1 of the model is a number that follows its batch size"),
+    ],
+    ids=lambda value: getattr(value, "__name__", ""),
+)
+def test_what_cannot_be_recorded_is_refused(kind, reason):
+    with pytest.raises(TraceError) as caught:
+        Chain.trace(kind(), X)
+    assert reason in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert caught.value.works
+
+
+def test_custom_backwards_work_again_afterwards():
+    with pytest.raises(TraceError):
+        Chain.trace(CustomBackward(), X)
+    x = X.clone().requires_grad_()
+    hook = x.register_hook(lambda gradient: gradient * 3)
+    Reversed.apply(x).sum().backward()
+    hook.remove()
+    assert torch.equal(x.grad, torch.full_like(x, -3.0))
+
+
+@pytest.mark.parametrize(
+    ("inputs", "what"),
+    [
+        (torch.zeros(0, 8), "a batch of zero"),
+        ((), "no tensor with a batch dimension"),
+        ((3, "text"), "no tensor with a batch dimension"),
+        (torch.tensor(1.0), "no tensor with a batch dimension"),
+        ({}, "no tensor with a batch dimension"),
+    ],
+)
+def test_examples_that_hold_no_batch(inputs, what):
+    with pytest.raises(UsageError, match=what) as caught:
+        Chain.trace(nn.Linear(8, 8), inputs)
+    assert caught.value.setting == "example_inputs"
+
+
+def test_an_example_is_resized_by_repeating_rows():
+    tree = ((X, torch.arange(3)), {"n": torch.arange(2), "flag": True, "one": torch.tensor(5)})
+    (x, other), options = at_batch(*tree, 5)
+    assert batch_of((x, other), options) == 5
+    assert torch.equal(x, X[[0, 1, 0, 1, 0]])
+    assert torch.equal(options["n"], torch.tensor([0, 1, 0, 1, 0]))
+    assert torch.equal(other, torch.arange(3)), "another first dimension is no batch"
+    assert options["flag"] is True
+    assert other is not tree[0][1], "every tensor is its own"
+
+
+def test_tracing_leaves_the_model_as_it_was():
+    class Keeping(Two):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("cache", None)
+            self.register_buffer("n", torch.zeros(()))
+            self.table, self.last = torch.ones(8), None
+
+        def forward(self, x):
+            if self.cache is None:
+                self.cache = torch.ones(8)
+            self.table.add_(1)
+            self.n = self.n + 1
+            self.last = self.new = self.a(x)
+            return self.b(self.last * self.table * self.cache)
+
+    model = Keeping()
+    model.a.eval()
+    table = model.table
+    Chain.trace(model, X)
+    assert model.cache is None
+    assert model.last is None
+    assert not hasattr(model, "new")
+    assert model.table is table
+    assert torch.equal(table, torch.ones(8))
+    assert model.n == 0
+    assert (model.training, model.a.training, model.b.training) == (True, False, True)
+    assert torch.equal(model(X), model.b(model.last * 2))
+
+
+def test_a_model_in_evaluation_is_recorded_in_both_modes():
+    class Dropping(Two):
+        def forward(self, x):
+            return self.b(nn.functional.dropout(self.a(x), 0.5, self.training))
+
+    model = Dropping().eval()
+    chain = Chain.trace(model, X)
+    assert not chain[0].training
+    assert torch.equal(chain(X), model(X))
+    chain.train()
+    assert model.training
+    torch.manual_seed(0)
+    found = chain(X)
+    torch.manual_seed(0)
+    assert torch.equal(found, model(X))
+
+
+def test_a_model_on_the_meta_device_is_recorded_for_the_device_of_the_example():
+    class Placing(Two):
+        def forward(self, x):
+            return self.b(self.a(x) + torch.arange(8.0))
+
+    recording = export(deferred.construct(Placing), (X,), {}, training=True)
+    factories = [node for node in recording.program.graph.nodes if "device" in node.kwargs]
+    assert factories
+    assert {str(node.kwargs["device"]) for node in factories} == {"cpu"}
+
+
+def test_threads_may_trace_at_the_same_time():
+    found, models = {}, [Two() for _ in range(4)]
+
+    def trace(place):
+        class Plain(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.two = models[place]
+
+            def forward(self, x):
+                return self.two.b(torch.relu(self.two.a(x)))
+
+        found[place] = Chain.trace(Plain(), X)
+
+    threads = [threading.Thread(target=trace, args=(place,)) for place in range(len(models))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for place, model in enumerate(models):
+        assert torch.equal(found[place](X), model.b(torch.relu(model.a(X))))
