@@ -29,6 +29,14 @@ class RankError(RuntimeError):
     """A rank failed, died or did not finish; the message names it."""
 
 
+@pytest.fixture(scope="session", autouse=True)
+def signals():
+    """What started the tests may ignore these, as ``nohup`` and a shell's ``&`` do; children must not."""
+    for number, handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
+        if signal.getsignal(number) is signal.SIG_IGN:
+            signal.signal(number, handler)
+
+
 @pytest.fixture(scope="session")
 def forkserver():
     context = multiprocessing.get_context("forkserver")
