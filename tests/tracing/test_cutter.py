@@ -73,7 +73,7 @@ class UNet(nn.Module):
     def __init__(self, depth=3):
         super().__init__()
         widths = [3, *(4 * 2**level for level in range(depth + 1))]
-        self.down = nn.ModuleList(nn.Conv2d(a, b, 3, padding=1) for a, b in itertools.pairwise(widths))
+        self.down = nn.ModuleList(nn.Conv2d(a, b, 3, padding=1) for a, b in itertools.pairwise(widths[:-1]))
         self.middle = nn.Conv2d(widths[-2], widths[-1], 3, padding=1)
         pairs = zip(widths[:1:-1], widths[-2:0:-1], strict=False)
         self.up = nn.ModuleList(nn.Conv2d(a + b, b, 3, padding=1) for a, b in pairs)

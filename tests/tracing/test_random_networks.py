@@ -30,7 +30,7 @@ class Network(nn.Module):
     def forward(self, x):
         kept, offset = [x], self.offset.expand(x.shape[0], -1)
         for place, word in enumerate(self.words):
-            layer = self.layers.get(str(place), None)
+            layer = self.layers[str(place)] if str(place) in self.layers else None  # noqa: SIM401
             if word == "linear":
                 x = torch.relu(layer(x))
             elif word == "residual":
