@@ -2,6 +2,7 @@
 
 import copy
 import logging
+import resource
 import threading
 
 import pytest
@@ -73,12 +74,6 @@ def test_another_seed_draws_other_weights(built):
         assert not torch.equal(named(built)[name], named(other)[name]), name
     assert not torch.equal(built.noise, other.noise)
     assert torch.equal(built.given, other.given)
-
-
-def test_nothing_else_is_drawn_from():
-    before = torch.get_rng_state()
-    deferred.build(Odd, seed=1)
-    assert torch.equal(before, torch.get_rng_state())
 
 
 def test_the_distributions_are_those_of_the_constructor(built):
@@ -160,10 +155,42 @@ def test_a_copy_of_a_weight_equals_it():
 
 
 def test_a_parameter_does_not_depend_on_the_others():
-    short = deferred.build(lambda: nn.Sequential(nn.Linear(4, 4)), seed=1)
-    long = deferred.build(lambda: nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)), seed=1)
-    assert torch.equal(short[0].weight, long[0].weight)
-    assert not torch.equal(long[0].weight, long[1].weight)
+    def factory(*before):
+        return nn.ModuleDict({**{name: nn.Linear(4, 4) for name in before}, "last": nn.Linear(4, 4)})
+
+    short, long = deferred.build(factory, seed=1), deferred.build(lambda: factory("a", "b"), seed=1)
+    assert torch.equal(short["last"].weight, long["last"].weight)
+    assert not torch.equal(long["a"].weight, long["b"].weight)
+
+
+DRAWS = {
+    "randn": lambda: torch.randn(50),
+    "rand": lambda: torch.rand(50) * 2,
+    "like": lambda: torch.randn_like(torch.ones(50)),
+    "randint": lambda: torch.randint(3, 9, (50,)).float(),
+    "randperm": lambda: torch.randperm(50).float(),
+    "normal": lambda: torch.normal(torch.zeros(50), 2.0),
+    "bernoulli": lambda: torch.bernoulli(torch.full((50,), 0.5)),
+    "in place": lambda: torch.empty(50).exponential_(),
+    "sparse": lambda: nn.init.sparse_(torch.empty(10, 10), 0.5),
+    "kaiming": lambda: nn.init.kaiming_normal_(torch.empty(10, 10)),
+    "dropout": lambda: nn.functional.dropout(torch.ones(50)),
+}
+
+
+@pytest.mark.parametrize("draw", DRAWS.values(), ids=DRAWS)
+def test_every_way_to_draw_is_seeded(draw):
+    def factory():
+        model = nn.Module()
+        model.x = nn.Parameter(draw())
+        return model
+
+    before = torch.get_rng_state()
+    one, again, other = (deferred.build(factory, seed=seed).x for seed in (1, 1, 2))
+    assert torch.equal(before, torch.get_rng_state()), "nothing is drawn from the generator of all threads"
+    assert torch.equal(one, again)
+    assert not torch.equal(one, other)
+    assert one.std() > 0
 
 
 def test_a_factory_that_loads_weights(tmp_path):
@@ -240,6 +267,37 @@ def test_threads_may_construct_at_the_same_time(built):
     assert plain.std() > 0.5
     assert all(torch.equal(weight, built.line.weight) for weight in found.values())
     assert "recorded" not in nn.init._no_grad_trunc_normal_.__name__, "nothing of torch stays replaced"
+
+
+def resident_bytes():
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * resource.getpagesize()
+
+
+def test_a_model_larger_than_memory_is_built_traced_and_cut():
+    """Over a hundred gigabytes of weights, of which none is ever there."""
+
+    class Wide(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layers = nn.ModuleList(nn.Linear(60_000, 60_000) for _ in range(8))
+            self.head = nn.Linear(60_000, 2)
+
+        def forward(self, x):
+            for layer in self.layers:
+                x = torch.relu(layer(x)) + x
+            return self.head(x)
+
+    Chain.trace(nn.Linear(2, 2), torch.zeros(2, 2))  # what torch loads on first use is not counted
+    before = resident_bytes()
+    chain = Chain.trace(deferred.construct(Wide), torch.zeros(2, 60_000))
+    parts = chain.cut([4])
+    assert sum(parameter.nbytes for parameter in chain.parameters()) > 100e9
+    assert len(chain) == 9
+    assert parts.cut_bytes(3) == (3 * 60_000 * 4,)
+    chain.create(8, seed=0)
+    assert not chain.model.head.weight.is_meta
+    assert resident_bytes() - before < 200e6
 
 
 # --- a model built under torch.device("meta") -------------------------------------------------------

@@ -44,7 +44,7 @@ class Chain:
         self.outputs = layout.outputs
         """Names of the values that make up the model's output; None stands for a constant."""
         self.values = layout.values
-        """What is known of each value; empty for ``Chain.of`` without example inputs."""
+        """What is known of each value that crosses a cut; empty for ``Chain.of`` without example inputs."""
         self._layout = layout
         self._live = [self._alive_before(place) for place in range(len(self) + 1)]
 
@@ -129,17 +129,18 @@ class Chain:
 
     def _join(self, first: int, end: int, carry: bool) -> Block:
         parts = self.blocks[first:end]
-        written = {name for part in parts for name in part.writes}
-        after = set(self.live(end))
+        steps = [step for part in parts for step in part.steps]
+        alive = self.live(end)
         if carry:
-            reads, writes = list(self.live(first)), list(self.live(end))
+            reads, writes = list(self.live(first)), list(alive)
         else:
-            reads = [name for name in dict.fromkeys(n for p in parts for n in p.reads) if name not in written]
-            writes = [name for name in dict.fromkeys(n for p in parts for n in p.writes) if name in after]
+            reads, writes = [], []
+            for step in steps:
+                reads += [name for name in step.reads if name not in reads and name not in writes]
+                writes += step.writes
+            writes = [name for name in writes if name in alive]
         name = parts[0].name if len(parts) == 1 else f"{parts[0].name}..{parts[-1].name}"
-        block = Block(
-            name, [step for part in parts for step in part.steps], reads, writes, self._layout.state
-        )
+        block = Block(name, steps, reads, writes, self._layout.state)
         block.train(parts[0].training)
         return block
 
@@ -172,7 +173,12 @@ class Chain:
         """Bytes that cross each inner cut at a batch size: entry i lies before block i + 1."""
         if batch < 1:
             raise UsageError(f"a batch of {batch} has no bytes", setting="batch", works="1")
-        self._require_values()
+        if not self.values:
+            raise UsageError(
+                "sizes are not known without example inputs",
+                setting="example_inputs",
+                works="Chain.of(blocks, x)",
+            )
         return tuple(sum(self.values[n].nbytes(batch) for n in self.live(i)) for i in range(1, len(self)))
 
     @property
@@ -194,14 +200,6 @@ class Chain:
                 "this chain has no example inputs", setting="example_inputs", works="Chain.of(blocks, x)"
             )
         return at_batch(*self._layout.example, batch)
-
-    def _require_values(self) -> None:
-        if not self.values:
-            raise UsageError(
-                "sizes are not known without example inputs",
-                setting="example_inputs",
-                works="Chain.of(blocks, x)",
-            )
 
     # --- running it ---------------------------------------------------------------------------------
 
@@ -265,7 +263,7 @@ class Chain:
         """
         names = [n for n in self[place].state_names if self[place].state(n).is_meta]
         made = deferred.create(self.model, names, seed=seed, device=device) if names else {}
-        self._fill(place, made, device)
+        self._layout.state.fill(self[place].state_names, made, device)
 
     def load(self, place: int, path: str | Path, *, device: torch.device | str = "cpu") -> None:
         """Read the parameters and buffers of one block from a safetensors file, or a folder with an index."""
@@ -284,7 +282,7 @@ class Chain:
                     setting="weights",
                     works="weights of the same configuration",
                 )
-        self._fill(place, found, device)
+        state.fill(wanted, found, device)
         lost = next((name for name in wanted if state[name].is_meta), None)
         if lost is not None:
             raise TraceError(
@@ -295,24 +293,7 @@ class Chain:
 
     def release(self, place: int) -> None:
         """Put the parameters of one block back on the meta device, for every block that uses them."""
-        for name in self[place].state_names:
-            tensor = self[place].state(name)
-            if isinstance(tensor, nn.Parameter) and not tensor.is_meta:
-                absent = torch.empty_like(tensor, device="meta")
-                self._layout.state.replace(name, nn.Parameter(absent, requires_grad=tensor.requires_grad))
-
-    def _fill(self, place: int, tensors: Mapping[str, torch.Tensor], device: torch.device | str) -> None:
-        """Let a block have these tensors, and its buffers on the same device."""
-        state = self._layout.state
-        for name in self[place].state_names:
-            present = state[name]
-            if name in tensors:
-                made = tensors[name].to(present.dtype)
-                if isinstance(present, nn.Parameter):
-                    made = nn.Parameter(made, requires_grad=present.requires_grad)
-                state.replace(name, made)
-            elif not (isinstance(present, nn.Parameter) or present.is_meta):
-                state.replace(name, present.to(device))
+        self._layout.state.release(self[place].state_names)
 
 
 def _example(inputs: Any, keywords: Mapping[str, Any] | None) -> tuple[tuple[Any, ...], dict[str, Any]]:

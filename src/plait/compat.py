@@ -147,7 +147,7 @@ def fake_parameters(model: nn.Module, device: torch.device) -> Iterator[FakeTens
                 if isinstance(tensor, nn.Parameter):
                     fake = nn.Parameter(fake, requires_grad=tensor.requires_grad)
                 fakes[id(tensor)] = fake
-            setattr(owner, name, fakes[id(tensor)])  # an LSTM listens, and keeps a list of its own
+            setattr(owner, name, fakes[id(tensor)])
     try:
         yield mode
     finally:

@@ -3,9 +3,10 @@
 ``construct`` runs a model's factory while recording every tensor operation on a tape instead of
 executing it. Parameters stay on the meta device, so a model larger than memory can be built, traced and
 cut; buffers, which are small and often hold tables, are computed at once. A parameter is created later
-by replaying just the operations that lead to it, with the random generator seeded by (seed, parameter
+by replaying just the operations that lead to it, each draw from a generator seeded by (seed, parameter
 name). So a model created shard by shard equals one created whole, whatever the order, and whatever the
-constructor did is done: custom initialisers, truncated normals, zeroed padding rows, loaded weights.
+constructor did is done: custom initialisers, truncated normals, zeroed padding rows, loaded weights. Only
+a random generator of the constructor's own is not asked.
 
 Why not `torch.device("meta")` and `reset_parameters`: many models initialise in `__init__`, in `apply`
 or in a parent module, and non-persistent buffers are lost. Why not seed once and build whole: the draws

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import NoReturn
 
 import torch
@@ -64,12 +64,31 @@ class State:
         """Let everyone who holds the named tensor hold another one."""
         if name in self._constants:
             self._constants[name] = tensor
-        for owner, attribute in self._owners.get(name, ()):
-            setattr(owner, attribute, tensor)  # an LSTM listens, and keeps a list of its own
-        for holder, attribute in self._blocks.get(name, ()):
-            level = holder()
-            if level is not None:
-                _put(level, attribute, tensor)
+        levels = [(holder(), attribute) for holder, attribute in self._blocks.get(name, ())]
+        for owner, attribute in [*self._owners.get(name, ()), *levels]:
+            if owner is not None:
+                _put(owner, attribute, tensor)
+
+    def fill(
+        self, names: Iterable[str], tensors: Mapping[str, torch.Tensor], device: torch.device | str
+    ) -> None:
+        """Let the named have what these tensors hold; buffers that are not among them come to the device."""
+        for name in names:
+            present = self[name]
+            is_parameter = isinstance(present, nn.Parameter)
+            if name in tensors:
+                made = tensors[name].to(present.dtype)
+                self.replace(name, nn.Parameter(made, present.requires_grad) if is_parameter else made)
+            elif not is_parameter and not present.is_meta:
+                self.replace(name, present.to(device))
+
+    def release(self, names: Iterable[str]) -> None:
+        """Put the named parameters back on the meta device."""
+        for name in names:
+            present = self[name]
+            if isinstance(present, nn.Parameter) and not present.is_meta:
+                absent = torch.empty_like(present, device="meta")
+                self.replace(name, nn.Parameter(absent, present.requires_grad))
 
     def __reduce__(self) -> NoReturn:
         raise UsageError(

@@ -189,10 +189,10 @@ class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Replay what leads to a recorded tensor and return it on a device, random draws from ``seed``."""
         wanted = self._recorded(tensor)
         storages: dict[int, torch.UntypedStorage] = {}
-        with torch.no_grad(), torch.random.fork_rng():
+        with torch.no_grad():
             for index in self._leading_to(wanted.storage):
-                torch.manual_seed(derive(seed, self._labels.get(index, str(index))))
-                _replay(self._calls[index], storages, device)
+                key = derive(seed, self._labels.get(index, str(index)))
+                _replay(self._calls[index], storages, device, key)
         return _rebuild(wanted, storages, device)
 
     def label(self, tensors: Mapping[str, torch.Tensor]) -> None:
@@ -260,7 +260,30 @@ def _device(func: Any, device: torch.device | str) -> dict[str, Any]:
     return {"device": device} if has else {}
 
 
-def _replay(call: _Call, storages: dict[int, torch.UntypedStorage], device: torch.device | str) -> None:
+def _drawing(operation: Any, seed: int, device: torch.device | str) -> tuple[Any, dict[str, Any]]:
+    """An operation that draws from a generator of its own, with the argument for it.
+
+    The default generator is shared by all threads: one that trains must not notice one that creates.
+    """
+    if isinstance(operation, torch._ops.OpOverload):
+        if torch.Tag.nondeterministic_seeded not in operation.tags:
+            return operation, {}
+        if not any(argument.name == "generator" for argument in operation._schema.arguments):
+            name = operation._overloadname
+            twin = "generator" if name == "default" else f"{name}_generator"
+            if twin not in operation.overloadpacket.overloads():
+                raise TraceError(
+                    f"the model's constructor draws with {operation}, which takes no generator",
+                    setting="model factory",
+                    works="draw with torch.nn.init, torch.randn or torch.rand",
+                )
+            operation = getattr(operation.overloadpacket, twin)
+    return operation, {"generator": torch.Generator(device).manual_seed(seed)}
+
+
+def _replay(
+    call: _Call, storages: dict[int, torch.UntypedStorage], device: torch.device | str, seed: int
+) -> None:
     def real(leaf: Any) -> Any:
         if isinstance(leaf, _Deferred):
             return _rebuild(leaf, storages, device)
@@ -275,9 +298,9 @@ def _replay(call: _Call, storages: dict[int, torch.UntypedStorage], device: torc
             return leaf.tensor.to(device)
         return leaf
 
-    outputs = call.operation(
-        *tree_map(real, call.args), **tree_map(real, call.kwargs), **_device(call.operation, device)
-    )
+    operation, generator = _drawing(call.operation, seed, device)
+    kwargs = {**tree_map(real, call.kwargs), **_device(call.operation, device), **generator}
+    outputs = operation(*tree_map(real, call.args), **kwargs)
     flat = [leaf for leaf in tree_flatten(outputs)[0] if isinstance(leaf, torch.Tensor)]
     for place, key, stride in call.creates:
         assert tuple(flat[place].stride()) == stride, (call.operation, flat[place].stride(), stride)

@@ -268,3 +268,19 @@ def test_threads_may_trace_at_the_same_time():
         thread.join()
     for place, model in enumerate(models):
         assert torch.equal(found[place](X), model.b(torch.relu(model.a(X))))
+
+
+def test_traced_under_autocast_the_sizes_are_those_of_autocast():
+    class Casting(Two):
+        def forward(self, x):
+            x = torch.relu(self.a(x))
+            return self.b(x.float().to(x.dtype))
+
+    model = Casting()
+    with torch.autocast("cpu", torch.bfloat16):
+        chain = Chain.trace(model, X)
+        assert torch.equal(chain(X), model(X))
+        (value,) = chain[0](X)
+    assert value.dtype == torch.bfloat16
+    assert chain.values["a"].dtype == "bfloat16"
+    assert chain.cut_bytes(2) == (value.nbytes,)

@@ -67,6 +67,24 @@ def test_other_inputs_than_traced_are_refused(chain, args, kwargs, what):
     assert caught.value.works
 
 
+def test_a_frozen_module_stays_frozen_and_others_switch():
+    class Normed(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.m, self.n = nn.Linear(8, 8), nn.BatchNorm1d(8).eval(), nn.BatchNorm1d(8)
+
+        def forward(self, x):
+            return self.n(self.m(self.a(x)))
+
+    chain = Chain.trace(Normed(), X)
+    for mode in (False, True, True, False):
+        chain.train(mode)
+        assert (chain.model.training, chain.model.m.training, chain.model.n.training) == (mode, False, mode)
+        assert torch.equal(chain(X), chain.model(X))
+    assert chain.model.m.num_batches_tracked == 0
+    assert chain.model.n.num_batches_tracked == 4
+
+
 class Different(nn.Module):
     def __init__(self, how):
         super().__init__()

@@ -57,7 +57,7 @@ WORDS = ["linear", "residual", "in place", "norm", "dropout", "shared", "keep", 
 
 
 @settings(
-    max_examples=12,
+    max_examples=8,
     deadline=None,
     derandomize=True,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],

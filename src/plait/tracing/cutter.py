@@ -27,7 +27,7 @@ from torch import fx
 
 from plait.compat import linear
 from plait.tracing.graph import Graph
-from plait.tracing.nodes import CONCATENATE, ELEMENTWISE, changed_by, sources
+from plait.tracing.nodes import CONCATENATE, ELEMENTWISE, changed_by, has_size, sources
 
 _LONG = 8
 _SHORT = 2
@@ -86,19 +86,14 @@ def _forbidden(graph: Graph) -> set[int]:
     for first, last in graph.updates:  # such a buffer belongs to one block
         places.update(range(graph.position[first] + 1, graph.position[last] + 1))
     for node, until in graph.last_uses(outputs=True).items():
-        if not _has_size(node):
+        if not has_size(node):
             places.update(range(graph.position[node] + 1, until + 1))
     return places
 
 
-def _has_size(node: fx.Node) -> bool:
-    value = node.meta.get("val")
-    return isinstance(value, torch.Tensor) and all(linear(size) is not None for size in value.shape)
-
-
 def _size(node: fx.Node) -> int:
     """The number of elements at a batch of two; 0 where it is not known."""
-    if not _has_size(node):
+    if not has_size(node):
         return 0
     sizes = (linear(size) or (0, 0) for size in node.meta["val"].shape)
     return prod(2 * factor + constant for factor, constant in sizes)

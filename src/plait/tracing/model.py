@@ -118,7 +118,8 @@ def _check_same_cut(model: nn.Module, training: Traced, evaluation: Traced) -> N
     """Raise unless both modes fall into the same blocks, with the same values between them."""
 
     def values(traced: Traced, piece: Piece) -> list[Value]:
-        return [replace(traced.values[name], differentiable=True) for name in piece.writes]
+        known = (traced.values[name] for name in piece.writes if name in traced.values)
+        return [replace(value, differentiable=True) for value in known]
 
     problem = None
     counts = len(training.pieces), len(evaluation.pieces)

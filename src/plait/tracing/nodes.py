@@ -96,6 +96,12 @@ def _inner_roots(graph: fx.Graph, arguments: list[fx.Node]) -> dict[fx.Node, fx.
     return roots
 
 
+def has_size(node: fx.Node) -> bool:
+    """Whether a node is a tensor of which every dimension is a multiple of the batch and a constant."""
+    value = node.meta.get("val")
+    return isinstance(value, torch.Tensor) and all(linear(size) is not None for size in value.shape)
+
+
 def batched(node: fx.Node) -> tuple[int, int] | None:
     """The first dimension of a node that is a multiple of the batch, and the multiple."""
     value = node.meta.get("val")

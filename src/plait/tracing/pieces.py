@@ -14,7 +14,7 @@ from plait.compat import TreeSpec, linear
 from plait.errors import TraceError
 from plait.tracing.cutter import cuts
 from plait.tracing.graph import Graph
-from plait.tracing.nodes import batched
+from plait.tracing.nodes import batched, has_size
 from plait.tracing.program import Program, needs_batch
 from plait.value import Value
 
@@ -39,6 +39,7 @@ class Traced:
     inputs: tuple[str, ...]
     pieces: tuple[Piece, ...]
     values: dict[str, Value]
+    """Of all that crosses a cut; not of an input that is no tensor, nor of an output of another growth."""
     outputs: tuple[str | None, ...]
     """The value of each flat output; None where the model returns a constant."""
     output_constants: tuple[Any, ...]
@@ -78,7 +79,7 @@ def traced(graph: Graph) -> Traced:
         inputs=tuple(values[node] for node in graph.inputs),
         pieces=tuple(pieces),
         values={name: _value(name, node, node in differentiable) for node, name in values.items()
-                if isinstance(node.meta.get("val"), torch.Tensor)},
+                if has_size(node)},
         outputs=tuple(values[a] if isinstance(a, fx.Node) else None for a in graph.outputs),
         output_constants=tuple(None if isinstance(a, fx.Node) else a for a in graph.outputs),
         output_spec=graph.output_spec,
@@ -94,12 +95,11 @@ def _input_name(node: fx.Node) -> str:
 
 def _value(name: str, node: fx.Node, differentiable: bool) -> Value:
     tensor = node.meta["val"]
-    dimensions = [linear(size) for size in tensor.shape]
     return Value(
         name=name,
         dtype=str(tensor.dtype).removeprefix("torch."),
         itemsize=tensor.element_size(),
-        dimensions=tuple(size for size in dimensions if size is not None),
+        dimensions=tuple(linear(size) or (0, 0) for size in tensor.shape),
         differentiable=differentiable,
     )
 

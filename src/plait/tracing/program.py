@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import torch
 from torch import fx
@@ -22,7 +23,7 @@ class Program:
     ) -> None:
         self._whole, self._group, self._reads, self._writes = graph, group, reads, writes
         self._graph = fx.Graph()
-        self._made: dict[fx.Node, fx.Node] = {}
+        self._made: dict[fx.Node, Any] = {}
 
     def build(self) -> tuple[tuple[str, ...], fx.GraphModule]:
         """The names of the state that the function takes, and the function."""
@@ -48,18 +49,22 @@ class Program:
                 found[self._whole.root[arg]] = None
         return list(found)
 
-    def _get(self, node: fx.Node) -> fx.Node:
+    def _get(self, node: fx.Node) -> Any:
         if node not in self._made:
             size = linear(node.meta.get("val")) if is_size(node) else None
-            self._made[node] = self._copy(node) if size is None else self._size(*size)
+            if size is None:
+                self._copy(node)
+            else:
+                self._made[node] = self._size(*size)
         return self._made[node]
 
-    def _copy(self, node: fx.Node) -> fx.Node:
+    def _copy(self, node: fx.Node) -> None:
         self._made[node] = self._graph.node_copy(node, self._get)
-        return self._made[node]
 
-    def _size(self, per_sample: int, constant: int) -> fx.Node:
+    def _size(self, per_sample: int, constant: int) -> fx.Node | int:
         """A size that follows the batch, from the batch dimension of a value that is read."""
+        if not per_sample:
+            return constant
         call = self._graph.call_function
         for node in self._reads:
             found = batched(node)
