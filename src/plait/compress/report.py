@@ -1,0 +1,54 @@
+"""What compressed communication took: bytes and seconds, of one operation or of all so far."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Any
+
+
+@dataclass(kw_only=True)
+class Report:
+    """Bytes and times, as one worker saw them."""
+
+    operations: int = 0
+    elements: int = 0
+    sent_bytes: int = 0
+    """Payload that left this worker."""
+    plain_bytes: int = 0
+    """What the same algorithm would have sent uncompressed, in fp32."""
+    pack_s: float = 0.0
+    """Compressing."""
+    unpack_s: float = 0.0
+    """Decompressing and adding."""
+    wire_s: float = 0.0
+    """Waiting for the network and the other workers, with nothing else to do."""
+    elapsed_s: float = 0.0
+    """From start to end; operations that overlap both count."""
+    declined: int = 0
+    """Operations left uncompressed because that was faster."""
+
+    def add(self, other: Report) -> None:
+        """Count another one in."""
+        for field in fields(self):
+            setattr(self, field.name, getattr(self, field.name) + getattr(other, field.name))
+
+    @property
+    def ratio(self) -> float:
+        """How many times fewer bytes were sent; 1 where nothing was."""
+        return self.plain_bytes / self.sent_bytes if self.sent_bytes else 1.0
+
+    def to_json(self) -> dict[str, Any]:
+        """As plain data."""
+        return {field.name: getattr(self, field.name) for field in fields(self)} | {"ratio": self.ratio}
+
+    def __str__(self) -> str:
+        from plait.units import format_bytes, format_seconds
+
+        times = (
+            f"pack {format_seconds(self.pack_s)}, wire {format_seconds(self.wire_s)}, "
+            f"unpack {format_seconds(self.unpack_s)}"
+        )
+        return (
+            f"{self.operations} operations sent {format_bytes(self.sent_bytes)}, "
+            f"{self.ratio:.1f} times fewer than uncompressed; {times}"
+        )
