@@ -1,5 +1,6 @@
 """README and docs: every Python block runs as printed, every command works, every link leads somewhere."""
 
+import itertools
 import os
 import re
 import shlex
@@ -62,10 +63,11 @@ def test_the_python_of_a_page_runs_as_printed(page, workplace):
     ("page", "words"), [(page.name, words) for page in PAGES for words in commands(page)], ids=str
 )
 def test_the_commands_of_a_page_work_as_printed(page, words, workplace):
+    given = list(itertools.takewhile(lambda word: re.match("[A-Z_]+=", word), words))  # VARIABLE=value first
     done = subprocess.run(
-        words,
+        words[len(given) :],
         cwd=workplace,
-        env=environment(workplace),
+        env=environment(workplace) | dict(word.split("=", 1) for word in given),
         capture_output=True,
         text=True,
         check=False,

@@ -12,7 +12,8 @@ from plait.compress import mesh
 from plait.compress.codec import Cast, Exact, Quantizer
 from plait.compress.collectives import CompressedCollective, all_gather, all_reduce, reduce_scatter
 from plait.compress.communicator import report, shutdown
-from plait.compress.exchange import PARTIAL, TOTAL, Feedback
+from plait.compress.exchange import PARTIAL, TOTAL
+from plait.compress.feedback import Feedback
 from plait.compress.layout import Layout, Piece
 from plait.compress.rounding import stream_key
 from plait.compress.settings import Settings
@@ -86,8 +87,8 @@ def expected_sum(parts, pieces, *, divisor=1, seed=0, step=0):
         return decoded
 
     for owner, chunks in enumerate(layout.shares):
-        for start, segment in ((chunk.start, segment) for chunk in chunks for segment in chunk.segments):
-            where = slice(start + segment.start, start + segment.start + segment.count)
+        for segment in (segment for chunk in chunks for segment in chunk.segments):
+            where = slice(segment.start, segment.start + segment.count)
             codec, name, first = segment.piece.codec, segment.piece.name, segment.first
             added = parts[owner][where].clone()
             for rank in range(world):
@@ -322,7 +323,7 @@ def fed_back(algorithm):
     gradient = numbers(4000, dist.get_rank())
     exact = gradient.clone()
     dist.all_reduce(exact)
-    feedback = Feedback(partial=torch.zeros(4000), total=torch.zeros(4000))
+    feedback = Feedback(kept=torch.zeros(4000))
     totals = {}
     for name, kept in (("with", feedback), ("without", None)):
         totals[name] = torch.zeros(4000)
@@ -331,7 +332,7 @@ def fed_back(algorithm):
             all_reduce(tensor, bits=2, step=step, feedback=kept, settings=Settings(algorithm=algorithm))
             totals[name] += tensor / 80
     errors = {name: ((total - exact).norm() / exact.norm()).item() for name, total in totals.items()}
-    return errors, feedback.partial.isfinite().all().item(), native.checksum(totals["with"])
+    return errors, feedback.kept.isfinite().all().item(), native.checksum(totals["with"])
 
 
 @pytest.mark.parametrize("algorithm", ["scatter", "ring"])
@@ -408,7 +409,7 @@ def complaints():
         "op": lambda: all_reduce(four, op="max"),
         "tensor": lambda: all_reduce(four.double()),
         "pieces": lambda: all_reduce(four, pieces=[Piece(name="w", count=5, codec=Exact())]),
-        "feedback": lambda: all_reduce(four, feedback=Feedback(partial=four.half(), total=four)),
+        "feedback": lambda: all_reduce(four, feedback=Feedback(kept=four.half())),
         "output": lambda: all_gather(torch.ones(5), four),
         "input": lambda: reduce_scatter(torch.ones(3), four),
         "step": lambda: all_reduce(torch.ones(4), step=-1),

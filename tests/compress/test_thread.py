@@ -176,12 +176,12 @@ def test_a_chunk_of_the_wrong_length(party):
     work, bare = greeted(party)
     bare.sendall(Frame(DATA, 1, 0, 0, 0, 5).pack() + b"abcde")
     assert "rank 11 sent 5 bytes for chunk (1, 0, 0)" in errors([work])[0]
-    assert "instead of 520" in errors([work])[0]
+    assert "instead of 1524" in errors([work])[0]
 
 
 def test_a_chunk_that_is_cut_short(party):
     work, bare = greeted(party)
-    bare.sendall(Frame(DATA, 1, 0, 0, 0, 520).pack() + b"abcde")
+    bare.sendall(Frame(DATA, 1, 0, 0, 0, 1524).pack() + b"abcde")
     bare.close()
     assert "rank 11 was lost in operation 0" in errors([work])[0]
 

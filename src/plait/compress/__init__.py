@@ -10,6 +10,9 @@ from typing import TYPE_CHECKING
 from plait.lazy import exports
 
 if TYPE_CHECKING:
+    from plait.compress.adapt import Adaptation as Adaptation
+    from plait.compress.adapt import Log as Log
+    from plait.compress.attachment import Attachment as Attachment
     from plait.compress.codec import Cast as Cast
     from plait.compress.codec import Codec as Codec
     from plait.compress.codec import Exact as Exact
@@ -18,19 +21,28 @@ if TYPE_CHECKING:
     from plait.compress.collectives import all_gather as all_gather
     from plait.compress.collectives import all_reduce as all_reduce
     from plait.compress.collectives import reduce_scatter as reduce_scatter
+    from plait.compress.compression import Compression as Compression
+    from plait.compress.hook import attach as attach
     from plait.compress.message import dequantize as dequantize
     from plait.compress.message import quantize as quantize
+    from plait.compress.rules import Rule as Rule
     from plait.compress.settings import Settings as Settings
 
 _HOME = {
+    "Adaptation": "plait.compress.adapt",
+    "Attachment": "plait.compress.attachment",
     "Cast": "plait.compress.codec",
     "Codec": "plait.compress.codec",
     "CompressedCollective": "plait.compress.collectives",
+    "Compression": "plait.compress.compression",
     "Exact": "plait.compress.codec",
+    "Log": "plait.compress.adapt",
     "Quantizer": "plait.compress.codec",
+    "Rule": "plait.compress.rules",
     "Settings": "plait.compress.settings",
     "all_gather": "plait.compress.collectives",
     "all_reduce": "plait.compress.collectives",
+    "attach": "plait.compress.hook",
     "dequantize": "plait.compress.message",
     "quantize": "plait.compress.message",
     "reduce_scatter": "plait.compress.collectives",

@@ -19,7 +19,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from plait.compress.allocation import Allocation, Cost, allocate, checked, price, read_json
 from plait.compress.observation import LayerError, average, check_same
@@ -46,6 +46,9 @@ class Adaptation:
     """The share of the allowed error that a new plan leaves unused, so that it lasts."""
     gain: float = 0.02
     """The share of the cost that a new plan must save to replace one that keeps the budget."""
+    cost: Literal["bytes", "exposed"] = "bytes"
+    """What is minimised: all bytes, or the time that backward does not hide, as measured, so that another run
+    may decide otherwise."""
 
     def __post_init__(self) -> None:
         if not 0 < self.alpha < float("inf"):
@@ -61,6 +64,8 @@ class Adaptation:
                 setting="observe_steps",
                 works=f"1 to {self.every_steps}",
             )
+        if self.cost not in ("bytes", "exposed"):
+            raise UsageError(f"a cost of {self.cost!r}", setting="cost", works="bytes, exposed")
         for field in ("margin", "gain"):
             if not 0 <= getattr(self, field) < 1:
                 raise UsageError(f"{field} is {getattr(self, field)}", setting=field, works="0.02")

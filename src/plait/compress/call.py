@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any, get_args
 from plait.collective import Reduction
 from plait.compress import communicator, workspace
 from plait.compress.codec import Cast, Codec, Exact, Quantizer
-from plait.compress.exchange import Exchange, Feedback, Task
+from plait.compress.exchange import Exchange, Task
+from plait.compress.feedback import Feedback
 from plait.compress.layout import Layout, Piece
 from plait.compress.mesh import Mesh
 from plait.compress.price import price_ms
@@ -64,13 +65,13 @@ class Call:
 
     def check_feedback(self, feedback: Feedback, count: int) -> None:
         """Refuse memory for what is lost that does not lie as the numbers do."""
-        for kept in (feedback.partial, feedback.total):
-            if not workspace.fits(kept) or kept.shape != (count,):
-                raise UsageError(
-                    f"feedback of {kept.dtype}, shape {tuple(kept.shape)}, on {kept.device}",
-                    setting="feedback",
-                    works=f"torch.zeros({count})",
-                )
+        kept = feedback.kept
+        if not workspace.fits(kept) or kept.shape != (count,):
+            raise UsageError(
+                f"feedback of {kept.dtype}, shape {tuple(kept.shape)}, on {kept.device}",
+                setting="feedback",
+                works=f"torch.zeros({count})",
+            )
 
     def declines(self, pieces: Sequence[Piece], plain: Piece, topology: Topology | None) -> bool:
         """Whether the pieces are better sent plain; the same answer on all workers."""
@@ -164,7 +165,7 @@ class Call:
         else:
             inner = self.settings.inner_exact
             operation = Scatter(self.mesh, space, task, topology=topology, inner_exact=inner)
-        operation.work.report.declined = int(declined)
+        operation.report.declined = int(declined)
         work = self._communicator.thread.submit(operation)
         if verify is not None and self.settings.verify:
             check = Verification(self.mesh, verify, work, timeout_s=self.settings.timeout_s)

@@ -22,7 +22,7 @@ from plait.collective import Reduction
 from plait.compress import workspace
 from plait.compress.call import Call, averages, codec_of, finished, plain_codec
 from plait.compress.codec import Codec, Exact
-from plait.compress.exchange import Feedback
+from plait.compress.feedback import Feedback
 from plait.compress.layout import Piece
 from plait.compress.price import measure_speed, price_ms
 from plait.compress.settings import Settings

@@ -13,8 +13,9 @@ import torch
 from torch import Tensor
 
 from plait.compress.arena import Buffer, borrowed
-from plait.compress.codec import Exact
-from plait.compress.layout import Chunk, Layout, Piece, Segment
+from plait.compress.codec import Codec, Exact
+from plait.compress.feedback import Feedback, merged
+from plait.compress.layout import Chunk, Layout, Piece, Segment, aligned
 from plait.compress.operation import Label, Operation
 from plait.compress.workspace import Workspace
 
@@ -30,16 +31,6 @@ TOTAL: Final = 2
 """The sum of all, on its way back."""
 AHEAD: Final = 2
 """So many chunks may wait for the wire on one link; more would only take memory."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Feedback:
-    """What quantization lost, to be added the next time: flat, fp32, as many elements as the buffer."""
-
-    partial: Tensor
-    """What was lost of this worker's own numbers, or of a sum on its way."""
-    total: Tensor
-    """What was lost of the sums that this worker owns."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,10 +72,19 @@ class Exchange(Operation):
     def chunk(self, phase: int, share: int, number: int) -> Chunk:
         """A chunk, in the form in which it travels in a phase."""
 
+    @abstractmethod
+    def owns(self, share: int) -> bool:
+        """Whether this worker adds the share up."""
+
     def begin(self) -> None:
         """Take the numbers in, and start."""
         self._numbers = self._workspace.open(self.mesh.arena)
-        self.work.report.elements = self._numbers.numel()
+        self.report.elements = self._numbers.numel()
+        if self.task.feedback is not None:
+            owned = [chunks for share, chunks in enumerate(self.task.layout.shares) if self.owns(share)]
+            segments = (segment for chunks in owned for chunk in chunks for segment in chunk.segments)
+            stretches = [(segment.start, segment.start + segment.count) for segment in segments]
+            self.task.feedback.settle(stretches, self.task.divisor)
         super().begin()
 
     def finish(self) -> None:
@@ -157,7 +157,7 @@ class Exchange(Operation):
 
     def post(self, position: int, phase: int, chunk: Chunk, buffer: Buffer) -> int:
         """Send a chunk that was owed; returns the link's mark."""
-        self.work.report.plain_bytes += 4 * chunk.count
+        self.report.plain_bytes += 4 * chunk.count
         return self.send(position, phase, chunk.share, chunk.number, buffer)
 
     # Packing and unpacking.
@@ -168,33 +168,34 @@ class Exchange(Operation):
         assert self._numbers is not None, "an exchange has numbers while it is under way"
         return self._numbers
 
-    def part(self, chunk: Chunk) -> Tensor:
-        """The chunk's numbers."""
-        return self.numbers[chunk.start : chunk.start + chunk.count]
+    def part(self, segment: Segment) -> Tensor:
+        """The segment's numbers."""
+        return self.numbers[segment.start : segment.start + segment.count]
 
     def pack(self, phase: int, chunk: Chunk, *, shared: bool) -> Buffer:
         """The chunk's numbers as a message; of numbers that travel as they are no copy is made."""
         begun_ns = time.perf_counter_ns()
-        lost = self._lost(phase, chunk)
-        part = self.part(chunk)
-        if lost is not None:
-            part += lost
+        feedback = self.task.feedback
+        if feedback is not None:
+            for segment in chunk.segments:
+                feedback.add_to(self.part(segment), segment.start)
         if plain(chunk):
-            buffer = self._as_it_is(part, shared)
-            if lost is not None:
-                lost.zero_()
+            buffer = self._as_it_is(self.part(chunk.segments[0]), shared)
+            if feedback is not None:
+                feedback.forget(chunk.segments[0].start, chunk.count)
         else:
             buffer = self.mesh.arena.take(chunk.bytes)
             for segment in chunk.segments:
-                numbers = slice(segment.start, segment.start + segment.count)
-                segment.piece.codec.compress(
-                    part[numbers],
+                compress = feedback.compress if feedback is not None else _compress
+                compress(
+                    segment.piece.codec,
+                    self.part(segment),
                     buffer.tensor[segment.offset : segment.offset + segment.bytes],
                     key=self.task.key(phase, segment.piece.name),
                     first=segment.first,
-                    residual=None if lost is None else lost[numbers],
+                    start=segment.start,
                 )
-        self.work.report.pack_s += self._took("pack", begun_ns, chunk)
+        self.report.pack_s += self._took("pack", begun_ns, chunk)
         return buffer
 
     def _as_it_is(self, part: Tensor, shared: bool) -> Buffer:
@@ -205,39 +206,23 @@ class Exchange(Operation):
         buffer.tensor.view(torch.float32).copy_(part)
         return buffer
 
-    def _lost(self, phase: int, chunk: Chunk) -> Tensor | None:
-        """What was lost of the chunk the last time, where that is kept."""
-        if self.task.feedback is None:
-            return None
-        kept = self.task.feedback.total if phase == TOTAL else self.task.feedback.partial
-        return kept[chunk.start : chunk.start + chunk.count]
-
     def unpack(self, chunk: Chunk, buffer: Buffer, *, add: bool) -> None:
         """Write a message's numbers over the chunk's, or add them."""
         begun_ns = time.perf_counter_ns()
-        part = self.part(chunk)
         if plain(chunk):
-            numbers = buffer.tensor.view(torch.float32)
+            part, numbers = self.part(chunk.segments[0]), buffer.tensor.view(torch.float32)
             part.add_(numbers) if add else part.copy_(numbers)
         else:
             for segment in chunk.segments:
-                segment.piece.codec.extract(
-                    buffer.tensor[segment.offset : segment.offset + segment.bytes],
-                    part[segment.start : segment.start + segment.count],
-                    add=add,
-                )
-        self.work.report.unpack_s += self._took("unpack", begun_ns, chunk)
+                payload = buffer.tensor[segment.offset : segment.offset + segment.bytes]
+                segment.piece.codec.extract(payload, self.part(segment), add=add)
+        self.report.unpack_s += self._took("unpack", begun_ns, chunk)
 
     def complete(self, chunk: Chunk, targets: Iterable[int]) -> None:
         """The chunk's sum is there: divide it and, where that is asked for, send it to all."""
-        part = self.part(chunk)
-        if self.task.feedback is not None and self.task.reduce:
-            # The owner's own numbers are not quantized; this is what is left from when they were.
-            kept = self.task.feedback.partial[chunk.start : chunk.start + chunk.count]
-            part += kept
-            kept.zero_()
         if self.task.divisor > 1:
-            part /= self.task.divisor
+            for segment in chunk.segments:
+                self.part(segment).div_(self.task.divisor)
         if not self.task.gather:
             return
         positions = list(targets)
@@ -269,7 +254,7 @@ class Exchange(Operation):
             return None
         self._direct.add(label)
         self._borrowed += 1
-        return borrowed(self.part(chunk), self._returned)
+        return borrowed(self.part(chunk.segments[0]), self._returned)
 
     def _returned(self) -> None:
         self._borrowed -= 1
@@ -289,7 +274,13 @@ def plain(chunk: Chunk) -> bool:
 
 def as_plain(chunk: Chunk) -> Chunk:
     """The same chunk, uncompressed."""
-    piece = Piece(name="", count=chunk.count, codec=Exact())
-    size = 4 * chunk.count
-    segment = Segment(piece, 0, chunk.count, 0, 0, size)
-    return Chunk(chunk.share, chunk.number, chunk.start, chunk.count, (segment,), size)
+    segments: list[Segment] = []
+    for start, stop in merged((s.start, s.start + s.count) for s in chunk.segments):
+        piece = Piece(name="", count=stop - start, codec=Exact())
+        offset = aligned(segments[-1].offset + segments[-1].bytes) if segments else 0
+        segments.append(Segment(piece, start, piece.count, 0, offset, 4 * piece.count))
+    return Chunk(chunk.share, chunk.number, tuple(segments))
+
+
+def _compress(codec: Codec, numbers: Tensor, payload: Tensor, *, key: int, first: int, start: int) -> None:
+    codec.compress(numbers, payload, key=key, first=first)

@@ -1,15 +1,17 @@
 """Where everything lies in a flat buffer, and who adds up which part of it: pure arithmetic, no torch.
 
-    buffer   | piece 0            | piece 1    | piece 2                          |
-    buckets  |    |    |    |    || |  |  |  | |      |      |      |      |      |
-    shares   | share 0          | share 1          | share 2           | share 3    |
-    chunks   |       |          |        |         |         |         |     |      |
+    buffer   | piece 0                | piece 1 | piece 2                          |
+    buckets  |    |    |    |    |    ||  |  |  ||      |      |      |      |     |
+    shares   | 0       | 1       | 2  | 1       | 0           | 1           | 2    |
 
 A *piece* is a parameter (or a part of one) with the codec it travels in. A *share* is what one worker adds
 up, and a *chunk* is what is packed, sent and unpacked as one message. Both are cut at the boundaries of
 quantization buckets, so that a cut changes none of the bytes: a codec is keyed by the parameter's name and
-the element's index in it. Shares are equal by compressed bytes, not by elements, because the wire is what
-they share; a cut is off by half a bucket at most.
+the element's index in it.
+
+Each large piece is divided among all workers equally, and a small one is given to a worker by its name. So
+who adds up an element does not depend on what else is in the buffer, and neither does the result: DDP may
+put parameters together in another way after its first step, or in a run that is resumed.
 
 Every worker computes the layout by itself from the same pieces, and so arrives at the same one.
 """
@@ -17,10 +19,10 @@ Every worker computes the layout by itself from the same pieces, and so arrives 
 from __future__ import annotations
 
 import functools
-from bisect import bisect_right
+import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, pairwise
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from plait.errors import UsageError
@@ -35,6 +37,8 @@ _LEAST_CHUNKS, _LEAST_CHUNK_BYTES = 6, 64 << 10
 """A share that would be few chunks is cut into so many, down to that size: they are to overlap."""
 _FREE_GRAIN = 64
 """Where a codec that has no buckets may be cut: a line of the cache holds 16 elements."""
+_LEAST_DIVIDED_BYTES = 4 << 10
+"""A piece with fewer bytes than this for each worker is not divided."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,6 +72,11 @@ class Piece:
         return bucket if bucket > 1 else _FREE_GRAIN
 
 
+def aligned(offset: int) -> int:
+    """Where the next segment's bytes may start."""
+    return -(-offset // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
+
+
 def bucket_of(codec: Codec) -> int:
     """How many elements the codec treats as one; 1 where each stands for itself."""
     return int(getattr(codec, "bucket", 1))
@@ -79,7 +88,7 @@ class Segment:
 
     piece: Piece
     start: int
-    """Its first element, counted in the chunk."""
+    """Its first element, counted in the buffer."""
     count: int
     first: int
     """Its first element, counted in the parameter."""
@@ -90,17 +99,22 @@ class Segment:
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """A range of the buffer that travels as one message."""
+    """Parts of the buffer that travel as one message."""
 
     share: int
     number: int
     """Its place in its share."""
-    start: int
-    """Its first element, counted in the buffer."""
-    count: int
     segments: tuple[Segment, ...]
-    bytes: int
-    """The size of its message."""
+
+    @property
+    def count(self) -> int:
+        """Elements."""
+        return sum(segment.count for segment in self.segments)
+
+    @property
+    def bytes(self) -> int:
+        """The size of its message."""
+        return self.segments[-1].offset + self.segments[-1].bytes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,7 +137,7 @@ class Layout:
 
     @classmethod
     def balanced(cls, pieces: Sequence[Piece], shares: int, *, chunk_bytes: int) -> Layout:
-        """Shares that are as equal by compressed bytes as bucket boundaries allow."""
+        """Shares of every piece that are as equal as bucket boundaries allow."""
         parse_whole(shares, setting="shares")
         parse_whole(chunk_bytes, setting="chunk_bytes")
         return _balanced(tuple(pieces), shares, chunk_bytes)
@@ -137,76 +151,94 @@ class Layout:
 
 @functools.lru_cache(maxsize=256)
 def _balanced(pieces: tuple[Piece, ...], shares: int, chunk_bytes: int) -> Layout:
-    ruler = _Ruler(pieces)
-    edges = [ruler.nearest(ruler.bytes * i // shares) for i in range(shares + 1)]
-    cut = (_chunks(ruler, i, *edge, chunk_bytes) for i, edge in enumerate(pairwise(edges)))
-    return Layout(pieces=pieces, shares=tuple(cut))
+    stretches: list[list[_Stretch]] = [[] for _ in range(shares)]
+    start = 0
+    for piece in pieces:
+        for share, low, high in _divided(piece, shares):
+            stretches[share].append(_Stretch(piece, start + low, low, high - low))
+        start += piece.count
+    return Layout(
+        pieces=pieces,
+        shares=tuple(_chunks(share, each, chunk_bytes) for share, each in enumerate(stretches)),
+    )
 
 
 @functools.lru_cache(maxsize=256)
 def _given(shares: tuple[tuple[Piece, ...], ...], chunk_bytes: int) -> Layout:
-    pieces = tuple(piece for share in shares for piece in share)
-    ruler = _Ruler(pieces)
-    edges = [0, *accumulate(sum(piece.count for piece in share) for share in shares)]
-    cut = (_chunks(ruler, i, *edge, chunk_bytes) for i, edge in enumerate(pairwise(edges)))
-    return Layout(pieces=pieces, shares=tuple(cut))
+    found, start = [], 0
+    for share, pieces in enumerate(shares):
+        stretches = []
+        for piece in pieces:
+            stretches.append(_Stretch(piece, start, 0, piece.count))
+            start += piece.count
+        found.append(_chunks(share, [each for each in stretches if each.count], chunk_bytes))
+    return Layout(pieces=tuple(piece for share in shares for piece in share), shares=tuple(found))
 
 
-class _Ruler:
-    """Measures a buffer by elements and by compressed bytes."""
+@dataclass(frozen=True, slots=True)
+class _Stretch:
+    """A part of a piece that is one worker's to add up, or a part of that."""
 
-    def __init__(self, pieces: tuple[Piece, ...]) -> None:
-        self._pieces = pieces
-        self._starts = [0, *accumulate(piece.count for piece in pieces)]
-        self._bytes = [0, *accumulate(piece.codec.payload_bytes(piece.count) for piece in pieces)]
-        self.bytes = self._bytes[-1]
+    piece: Piece
+    start: int
+    """Its first element, counted in the buffer."""
+    first: int
+    """Its first element, counted in the piece; on a boundary of buckets."""
+    count: int
 
-    def at(self, element: int) -> int:
-        """Compressed bytes before an element that lies on a boundary."""
-        i = self._piece(element)
-        if i == len(self._pieces):
-            return self.bytes
-        return self._bytes[i] + self._pieces[i].codec.payload_bytes(element - self._starts[i])
+    @property
+    def bytes(self) -> int:
+        return self.piece.codec.payload_bytes(self.count)
 
-    def nearest(self, target: int) -> int:
-        """The boundary whose bytes are nearest to the target."""
-        i = min(bisect_right(self._bytes, target), len(self._pieces)) - 1
-        if i < 0:
-            return 0
-        piece, before = self._pieces[i], self._bytes[i]
-        grain_bytes = max(1, piece.codec.payload_bytes(piece.grain))
-        low = min((target - before) // grain_bytes * piece.grain, piece.count)
-        high = min(low + piece.grain, piece.count)
-        near_low = target - self.at(self._starts[i] + low) <= self.at(self._starts[i] + high) - target
-        return self._starts[i] + (low if near_low else high)
-
-    def segments(self, start: int, stop: int) -> Iterator[Segment]:
-        """The segments between two boundaries, placed one after the other in a message."""
-        offset = 0
-        for i in range(self._piece(start), len(self._pieces)):
-            piece, begin = self._pieces[i], self._starts[i]
-            if begin >= stop:
-                return
-            low, high = max(start, begin), min(stop, begin + piece.count)
-            if low < high:
-                size = piece.codec.payload_bytes(high - low)
-                first = piece.first + low - begin
-                yield Segment(piece, low - start, high - low, first, offset, size)
-                offset += -(-size // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
-
-    def _piece(self, element: int) -> int:
-        """The last piece that starts at or before the element, so one that is not empty."""
-        return bisect_right(self._starts, element) - 1
+    def split(self, room: int) -> tuple[_Stretch, _Stretch | None]:
+        """As much as has so many bytes, in whole buckets, and what is left."""
+        grain = self.piece.grain
+        grains = max(1, -(-room // max(1, self.piece.codec.payload_bytes(grain))))
+        count = min(self.count, grains * grain)
+        rest = None
+        if count < self.count:
+            rest = _Stretch(self.piece, self.start + count, self.first + count, self.count - count)
+        return _Stretch(self.piece, self.start, self.first, count), rest
 
 
-def _chunks(ruler: _Ruler, share: int, start: int, stop: int, chunk_bytes: int) -> tuple[Chunk, ...]:
-    low, high = ruler.at(start), ruler.at(stop)
-    parts = max(1, -(-(high - low) // chunk_bytes), min(_LEAST_CHUNKS, (high - low) // _LEAST_CHUNK_BYTES))
-    inner = {ruler.nearest(low + (high - low) * i // parts) for i in range(1, parts)}
-    edges = sorted({start, stop} | {edge for edge in inner if start < edge < stop})
-    found = []
-    for number, (begin, end) in enumerate(pairwise(edges)):
-        segments = tuple(ruler.segments(begin, end))
-        last = segments[-1]
-        found.append(Chunk(share, number, begin, end - begin, segments, last.offset + last.bytes))
-    return tuple(found)
+def _divided(piece: Piece, shares: int) -> Iterator[tuple[int, int, int]]:
+    """(share, from, to) for every part of a piece that has elements."""
+    if piece.codec.payload_bytes(piece.count) < shares * _LEAST_DIVIDED_BYTES:
+        if piece.count:
+            yield zlib.crc32(str(piece.name).encode()) % shares, 0, piece.count
+        return
+    grains = -(-piece.count // piece.grain)
+    edges = [min(piece.count, grains * i // shares * piece.grain) for i in range(shares + 1)]
+    for share, (low, high) in enumerate(pairwise(edges)):
+        if low < high:
+            yield share, low, high
+
+
+def _chunks(share: int, stretches: Sequence[_Stretch], chunk_bytes: int) -> tuple[Chunk, ...]:
+    total = sum(stretch.bytes for stretch in stretches)
+    parts = max(1, -(-total // chunk_bytes), min(_LEAST_CHUNKS, total // _LEAST_CHUNK_BYTES))
+    target = -(-total // parts)
+    messages: list[list[_Stretch]] = [[]]
+    filled = 0
+    for stretch in stretches:
+        rest: _Stretch | None = stretch
+        # What is large and travels as it is gets messages of its own, which then need no copy.
+        alone = bucket_of(stretch.piece.codec) == 1 and stretch.bytes >= _LEAST_CHUNK_BYTES
+        while rest is not None:
+            if messages[-1] and (alone or filled >= target):
+                messages.append([])
+                filled = 0
+            part, rest = rest.split(target - filled)
+            messages[-1].append(part)
+            filled = target if alone else filled + part.bytes
+    return tuple(_chunk(share, number, message) for number, message in enumerate(m for m in messages if m))
+
+
+def _chunk(share: int, number: int, message: Sequence[_Stretch]) -> Chunk:
+    segments: list[Segment] = []
+    offset = 0
+    for part in message:
+        first = part.piece.first + part.first
+        segments.append(Segment(part.piece, part.start, part.count, first, offset, part.bytes))
+        offset = aligned(offset + part.bytes)
+    return Chunk(share, number, tuple(segments))

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from plait.compress.arena import Buffer
 from plait.compress.link import DATA, HELLO, SHARED, Frame, Link
+from plait.compress.report import Report
 from plait.compress.work import Work
 from plait.errors import WorkerError
 
@@ -38,7 +39,9 @@ class Operation(ABC):
         """What all must agree on; ``operation`` says what kind it is."""
         self.sequence = -1
         """Its number among the operations of the mesh, from the moment it is handed in."""
-        self.work = Work()
+        self.report = Report()
+        """What it took."""
+        self.work = Work(self.report)
         self.began_ns = self.moved_ns = self.beat_ns = 0
         """When it started, last got anywhere, and last told the others that it is waiting."""
         self._greetings = set(mesh.links)
@@ -154,7 +157,7 @@ class Operation(ABC):
         link = self.mesh.links[position]
         self._marks[position] = link.send(Frame(DATA, phase, share, chunk, self.sequence, size), buffer)
         self._owed -= 1
-        self.work.report.sent_bytes += size
+        self.report.sent_bytes += size
         return self._marks[position]
 
     def _check(self, link: Link, label: Label, length: int) -> None:

@@ -52,3 +52,39 @@ class Report:
             f"{self.operations} operations sent {format_bytes(self.sent_bytes)}, "
             f"{self.ratio:.1f} times fewer than uncompressed; {times}"
         )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Summary:
+    """What compression did to a model's gradients, as one worker saw it."""
+
+    steps: int
+    bits: dict[str, int]
+    """In force, by parameter; 32 is uncompressed."""
+    errors: dict[str, float]
+    """By parameter: the relative error of quantizing it once, as last measured; empty before that."""
+    exposed_s: float
+    """From a step's last gradients being ready to their sum being there: what the backward pass hides not."""
+    memory_bytes: int
+    declined: tuple[int, ...]
+    """Widths that are not used because no compression is faster."""
+    total: Report
+    """Bytes and times of all steps."""
+
+    @property
+    def mean_bits(self) -> float:
+        """Sent, of 32 a number, for all that crossed the wire."""
+        return 32 / self.total.ratio
+
+    def to_json(self) -> dict[str, Any]:
+        """As plain data."""
+        plain = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "total"}
+        return {**plain, "mean_bits": self.mean_bits, "total": self.total.to_json()}
+
+    def __str__(self) -> str:
+        from plait.units import format_bytes, format_seconds
+
+        return (
+            f"{self.steps} steps, {self.mean_bits:.2f} bits a number on the wire; {self.total}; "
+            f"{format_seconds(self.exposed_s)} exposed; {format_bytes(self.memory_bytes)} of memory"
+        )

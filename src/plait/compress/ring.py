@@ -52,6 +52,10 @@ class Ring(Exchange):
         """A chunk travels in the same form everywhere."""
         return self.task.layout.shares[share][number]
 
+    def owns(self, share: int) -> bool:
+        """Whether this worker adds the share up."""
+        return share == self.mesh.position
+
     def arrived(self, label: Label, buffer: Buffer) -> None:
         """Take a message that was expected."""
         if label[1] == PARTIAL:

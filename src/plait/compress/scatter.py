@@ -121,6 +121,10 @@ class Scatter(Exchange):
             self._exact[(share, number)] = as_plain(chunk)
         return self._exact[(share, number)]
 
+    def owns(self, share: int) -> bool:
+        """Whether this worker adds the share up."""
+        return self._topology.owners[share] == self._me
+
     def arrived(self, label: Label, buffer: Buffer) -> None:
         """Take a message that was expected."""
         position, phase, share, number = label

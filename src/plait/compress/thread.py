@@ -190,7 +190,7 @@ class CommunicationThread:
         operation.finish()
         self._active.remove(operation)
         del operation.mesh.active[operation.sequence]
-        report = operation.work.report
+        report = operation.report
         report.operations = 1
         report.elapsed_s = (time.monotonic_ns() - operation.began_ns) / 1e9
         self.report.add(report)
@@ -205,7 +205,7 @@ class CommunicationThread:
         begun_ns = time.perf_counter_ns()
         self._serve(oldest.timeout_s / _BEATS / 4)
         now_ns = time.perf_counter_ns()
-        oldest.work.report.wire_s += (now_ns - begun_ns) / 1e9
+        oldest.report.wire_s += (now_ns - begun_ns) / 1e9
         if self.timeline is not None:
             self.timeline.record("compress", "wire", begun_ns, now_ns, operation=oldest.sequence)
         for operation in self._active:

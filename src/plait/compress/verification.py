@@ -23,6 +23,7 @@ class Verification(Operation):
         super().__init__(mesh, fingerprint={"operation": "verification"}, timeout_s=timeout_s)
         self._result = result
         self._after = after
+        self.work.report = after.report  # whoever waits for both wants to know of what was checked
         self._mine: int | None = None
         self._theirs: dict[int, int] = {}
 

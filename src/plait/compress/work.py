@@ -11,8 +11,8 @@ from plait.compress.report import Report
 class Work:
     """Wait for an operation, or be told of its end."""
 
-    def __init__(self) -> None:
-        self.report = Report()
+    def __init__(self, report: Report | None = None) -> None:
+        self.report = report or Report()
         """What it took; complete once the operation is."""
         self._ended = threading.Event()
         self._lock = threading.Lock()

@@ -1,0 +1,101 @@
+"""How a model's gradients are compressed: what is asked for, before any model is seen."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any, Literal
+
+from plait.compress.adapt import Adaptation, Log
+from plait.compress.codec import Cast, Codec, Exact, Quantizer
+from plait.compress.rules import EXACT, Bits, Rule, checked_bits
+from plait.compress.settings import Settings
+from plait.compress.wire import checked_bucket
+from plait.errors import UsageError
+from plait.units import parse_whole
+
+NEEDS_FEEDBACK = 4
+"""Fewer bits than this have error feedback unless it is switched off."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Compression:
+    """The same on all workers."""
+
+    bits: Bits = 4
+    """1 to 8; 16 is fp16, 32 uncompressed; "auto" chooses for each layer as training goes on."""
+    rules: tuple[Rule, ...] = ()
+    """Other bits for some parameters; the first rule that fits decides."""
+    bucket: int = 1024
+    """Elements that share a grid."""
+    stochastic: bool = True
+    """Round at random, so that the mean is right; else to the nearest."""
+    smallest: int = 1024
+    """Tensors with fewer elements stay exact, where no rule says otherwise."""
+    error_feedback: bool | None = None
+    """Whether what rounding loses is added the next time; None: below 4 bits, and with "auto"."""
+    feedback_bits: Literal[8, 32] = 32
+    """How error feedback is held between steps: 4 bytes an element, or 1."""
+    gather_bits: int | None = None
+    """For FSDP2: the bits of weights when they are gathered; None leaves that to torch."""
+    seed: int = 0
+    """Of the rounding."""
+    decline: bool = True
+    """Leave gradients uncompressed where, as measured, that is faster."""
+    adaptation: Adaptation = field(default_factory=Adaptation)
+    """How "auto" chooses."""
+    replay: Log | str | Path | None = None
+    """Decisions of an earlier run to repeat, in place of choosing."""
+    settings: Settings = field(default_factory=Settings)
+    """How the collectives run."""
+
+    def __post_init__(self) -> None:
+        checked_bits(self.bits)
+        object.__setattr__(self, "rules", tuple(self.rules))
+        for rule in self.rules:
+            if not isinstance(rule, Rule):
+                raise UsageError(
+                    f"{rule!r} is no rule", setting="rules", works='[Rule(pattern="head", bits=8)]'
+                )
+        checked_bucket(self.bucket)
+        parse_whole(self.smallest, setting="smallest", least=0)
+        parse_whole(self.seed, setting="seed", least=0)
+        if self.feedback_bits not in (8, 32):
+            raise UsageError(
+                f"feedback in {self.feedback_bits} bits", setting="feedback_bits", works="8 or 32"
+            )
+        if self.gather_bits is not None and checked_bits(self.gather_bits, "gather_bits") == "auto":
+            raise UsageError("weights in bits that are chosen", setting="gather_bits", works="8")
+
+    @classmethod
+    def of(cls, given: Mapping[str, Any]) -> Compression:
+        """From keywords; an unknown one is an error that names the nearest."""
+        known = [each.name for each in fields(cls)]
+        for name in given:
+            if name not in known:
+                near = difflib.get_close_matches(name, known, n=1, cutoff=0.0)[0]
+                raise UsageError(
+                    f"compression has no {name!r}", setting=name, works=f"{near}, or {', '.join(known)}"
+                )
+        return cls(**given)
+
+    def codec(self, bits: int) -> Codec:
+        """What a gradient travels in at a width."""
+        if bits == EXACT:
+            return Exact()
+        if bits == 16:
+            return Cast("fp16")
+        return Quantizer(bits=bits, bucket=self.bucket, stochastic=self.stochastic)
+
+    def feeds_back(self, bits: Iterable[Bits]) -> bool:
+        """Whether there is error feedback, with parameters of these bits."""
+        asked = list(bits)
+        if self.error_feedback is not None:
+            return self.error_feedback and any(each not in (EXACT,) for each in asked)
+        return any(each == "auto" or each < NEEDS_FEEDBACK for each in asked)
+
+    def facts(self) -> dict[str, str]:
+        """What all workers must have alike, by the name of the setting."""
+        return {each.name: repr(getattr(self, each.name)) for each in fields(self) if each.name != "replay"}

@@ -1,0 +1,46 @@
+import torch
+import torch.distributed as dist
+
+from plait.compress.adapt import Adaptation
+from plait.compress.compression import Compression
+from plait.compress.watch import Watch
+
+
+def watching():
+    adaptation = Adaptation(warmup_steps=1, every_steps=2, observe_steps=1)
+    watch = Watch(
+        Compression(bits="auto", adaptation=adaptation), {"a": "auto", "b": "auto", "c": 8, "d": 32}, None
+    )
+    widths, before = watch.widths, dict(watch.bits)
+    generator = torch.Generator().manual_seed(dist.get_rank())
+    for step in range(4):
+        if watch.observes(step):
+            watch.see("a", 0.001 * torch.randn(40_000, generator=generator), step)
+            watch.see("b", 10 * torch.randn(2000, generator=generator), step)
+            watch.see("c", torch.randn(100, generator=generator), step)
+            watch.see("d", torch.randn(100, generator=generator), step)
+            watch.exchange(step)
+        watch.decided(step)
+    return widths, before, watch.bits, watch.errors, [d.step for d in watch.log.decisions]
+
+
+def test_ranks_that_see_different_gradients_decide_alike(ranks):
+    both = ranks(2, watching)
+    widths, before, bits, errors, steps = both[0]
+    assert both[1][2] == bits
+    assert both[1][3] != errors  # which are each rank's own
+    assert widths == (1, 2, 3, 4, 5, 6, 7, 8)
+    assert before == {"a": 4, "b": 4, "c": 8, "d": 32}
+    assert (bits["c"], bits["d"]) == (8, 32)
+    assert bits["a"] < 4 < bits["b"]  # many small numbers may be coarse where few large ones are fine
+    assert set(errors) == {"a", "b", "c"}
+    assert steps == [1, 3]
+
+
+def fixed():
+    watch = Watch(Compression(bits=4), {"a": 4, "b": 32}, None)
+    return watch.widths, watch.log, watch.decided(3)
+
+
+def test_where_bits_are_fixed_there_is_nothing_to_decide(ranks):
+    assert ranks(2, fixed)[0] == ((4,), None, False)
