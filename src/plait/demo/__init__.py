@@ -20,4 +20,7 @@ class Act:
         importlib.import_module(self.module).act(directory)
 
 
-ACTS = (Act("chain", "A model as a chain: GPT-2 learns English block by block", "plait.demo.chain"),)
+ACTS = (
+    Act("chain", "A model as a chain: GPT-2 learns English block by block", "plait.demo.chain"),
+    Act("compress", "A thin wire: gradients in 4 bits between two hosts", "plait.demo.compress"),
+)
