@@ -8,9 +8,9 @@ from plait.errors import UsageError
 
 def test_codecs():
     config = Compression(bucket=64, stochastic=False)
-    assert config.codec(3) == Quantizer(bits=3, bucket=64, stochastic=False)
-    assert config.codec(16) == Cast("fp16")
-    assert config.codec(32) == Exact()
+    assert config.codec_at(3) == Quantizer(bits=3, bucket=64, stochastic=False)
+    assert config.codec_at(16) == Cast("fp16")
+    assert config.codec_at(32) == Exact()
 
 
 @pytest.mark.parametrize(

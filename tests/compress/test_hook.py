@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import plait.compress
-from plait.compress import Adaptation, Rule, Settings
+from plait.compress import Adaptation, LowRank, Rule, Settings, TopK
 from plait.compress.communicator import shutdown
 from plait.compress.hook import hand_over
 from plait.errors import UsageError, WorkerError
@@ -243,6 +243,26 @@ def test_rules_decide_by_parameter(ranks):
     assert (bits["second.weight"], bits["second.bias"], bits["norm.weight"]) == (8, 32, 32)
     assert "with error feedback" in text  # since one has 2 bits
     assert memory > 0
+
+
+def with_other_codecs():
+    outcome = {}
+    for codec in (TopK(keep=64), LowRank(rank=8, side=32)):
+        _, ddp, optimizer = model_of("plain")
+        attachment = plait.compress.attach(ddp, codec=codec, decline=False)
+        gradients = list(steps_of(ddp, dist.get_rank(), optimizer))
+        outcome[type(codec).__name__] = gradients[-1], attachment.report().total.ratio, str(attachment)
+        del ddp
+    return outcome
+
+
+def test_other_codecs_stand_in_for_quantization(ranks):
+    one, other = ranks(2, with_other_codecs)
+    for name, (gradients, ratio, text) in one.items():
+        assert torch.equal(gradients, other[name][0])
+        assert ratio > 1.5
+        assert "with error feedback" in text
+        assert name in text
 
 
 def attaching_and_detaching():

@@ -23,10 +23,12 @@ if TYPE_CHECKING:
     from plait.compress.collectives import reduce_scatter as reduce_scatter
     from plait.compress.compression import Compression as Compression
     from plait.compress.hook import attach as attach
+    from plait.compress.lowrank import LowRank as LowRank
     from plait.compress.message import dequantize as dequantize
     from plait.compress.message import quantize as quantize
     from plait.compress.rules import Rule as Rule
     from plait.compress.settings import Settings as Settings
+    from plait.compress.sparse import TopK as TopK
 
 _HOME = {
     "Adaptation": "plait.compress.adapt",
@@ -37,9 +39,11 @@ _HOME = {
     "Compression": "plait.compress.compression",
     "Exact": "plait.compress.codec",
     "Log": "plait.compress.adapt",
+    "LowRank": "plait.compress.lowrank",
     "Quantizer": "plait.compress.codec",
     "Rule": "plait.compress.rules",
     "Settings": "plait.compress.settings",
+    "TopK": "plait.compress.sparse",
     "all_gather": "plait.compress.collectives",
     "all_reduce": "plait.compress.collectives",
     "attach": "plait.compress.hook",

@@ -15,7 +15,7 @@ from torch.futures import Future
 
 from plait.compress import communicator
 from plait.compress.agreement import agree
-from plait.compress.codec import Exact, Quantizer
+from plait.compress.codec import Exact
 from plait.compress.collectives import all_reduce
 from plait.compress.compression import Compression
 from plait.compress.layout import Piece
@@ -130,7 +130,7 @@ class Attachment:
         widths = self._watch.widths
         if not widths:
             return frozenset()
-        codecs = {bits: config.codec(bits) for bits in widths}
+        codecs = {bits: config.codec_at(bits) for bits in widths}
         current = communicator.current()
         mesh = current.mesh(self._group, communicator.ranks_of(self._group), settings)
         pace, speeds = current.measured(mesh, [*codecs.values(), Exact()], settings)
@@ -156,7 +156,7 @@ class Attachment:
             return f"plait leaves all {left} parameters uncompressed: {wire}"
         feedback = "with" if self._memory is not None else "without"
         return (
-            f"plait compresses {len(compressed)} parameters to {config.bits} bits "
+            f"plait compresses {len(compressed)} parameters to {config.codec or f'{config.bits} bits'} "
             f"{feedback} error feedback, and leaves {left} exact"
         )
 
@@ -183,12 +183,12 @@ class Attachment:
     ) -> Future[Tensor]:
         if names not in self._pieces:
             self._pieces[names] = tuple(
-                Piece(name=name, count=parameter.numel(), codec=self.compression.codec(self.bits[name]))
+                Piece(name=name, count=parameter.numel(), codec=self.compression.codec_at(self.bits[name]))
                 for name, parameter in zip(names, parameters, strict=True)
             )
         pieces = self._pieces[names]
         feedback, on_device = None, buffer.device.type != "cpu"
-        if self._memory is not None and any(isinstance(piece.codec, Quantizer) for piece in pieces):
+        if self._memory is not None and any(not isinstance(piece.codec, Exact) for piece in pieces):
             feedback = self._memory.lend({piece.name: piece.count for piece in pieces})  # type: ignore[misc]
         future: Future[Tensor] = Future(devices=[buffer.device] if on_device else None)
         if last:

@@ -92,7 +92,7 @@ class Quantizer:
         self, source: Tensor, payload: Tensor, *, key: int, first: int = 0, residual: Tensor | None = None
     ) -> None:
         """Write the records of the source; ``first`` is a multiple of the bucket. See :class:`Codec`."""
-        _check(self, source, "source", payload, residual)
+        check_tensors(self, source, "source", payload, residual)
         checked_key(key)
         if parse_whole(first, setting="first", least=0) % self.bucket:
             raise UsageError(
@@ -114,7 +114,7 @@ class Quantizer:
 
     def extract(self, payload: Tensor, target: Tensor, *, add: bool = False) -> None:
         """Decode the records. See :class:`Codec`."""
-        _check(self, target, "target", payload)
+        check_tensors(self, target, "target", payload)
         _implementation(target, self.bucket).dequantize(
             payload,
             target,
@@ -163,12 +163,12 @@ class Cast:
         self, source: Tensor, payload: Tensor, *, key: int = 0, first: int = 0, residual: Tensor | None = None
     ) -> None:
         """Cast; nothing random, so ``key`` and ``first`` do not matter. See :class:`Codec`."""
-        _check(self, source, "source", payload, residual)
+        check_tensors(self, source, "source", payload, residual)
         _cast(source, payload, self._dtype, residual)
 
     def extract(self, payload: Tensor, target: Tensor, *, add: bool = False) -> None:
         """Cast back. See :class:`Codec`."""
-        _check(self, target, "target", payload)
+        check_tensors(self, target, "target", payload)
         _read(payload, target, self._dtype, add)
 
     def estimate(self, count: int) -> Estimate:
@@ -197,14 +197,14 @@ class Exact:
         """Copy; nothing is lost. See :class:`Codec`."""
         import torch
 
-        _check(self, source, "source", payload, residual)
+        check_tensors(self, source, "source", payload, residual)
         _cast(source, payload, torch.float32, residual)
 
     def extract(self, payload: Tensor, target: Tensor, *, add: bool = False) -> None:
         """Copy back. See :class:`Codec`."""
         import torch
 
-        _check(self, target, "target", payload)
+        check_tensors(self, target, "target", payload)
         _read(payload, target, torch.float32, add)
 
     def estimate(self, count: int) -> Estimate:
@@ -212,7 +212,9 @@ class Exact:
         return Estimate(payload_bytes=self.payload_bytes(count), relative_squared_error=0.0)
 
 
-def _check(codec: Codec, numbers: Tensor, name: str, payload: Tensor, residual: Tensor | None = None) -> None:
+def check_tensors(
+    codec: Codec, numbers: Tensor, name: str, payload: Tensor, residual: Tensor | None = None
+) -> None:
     """Refuse tensors that the codec cannot work on, before it writes anything."""
     _check_numbers(numbers, name, wire.DTYPES, numbers)
     _check_numbers(payload, "payload", ("uint8",), numbers)

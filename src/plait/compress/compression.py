@@ -28,6 +28,8 @@ class Compression:
     """1 to 8; 16 is fp16, 32 uncompressed; "auto" chooses for each layer as training goes on."""
     rules: tuple[Rule, ...] = ()
     """Other bits for some parameters; the first rule that fits decides."""
+    codec: Codec | None = None
+    """In place of quantization to ``bits``, for parameters that have these: ``TopK()``, ``LowRank()``."""
     bucket: int = 1024
     """Elements that share a grid."""
     stochastic: bool = True
@@ -59,6 +61,12 @@ class Compression:
                 raise UsageError(
                     f"{rule!r} is no rule", setting="rules", works='[Rule(pattern="head", bits=8)]'
                 )
+        if self.codec is not None and (self.bits == "auto" or not isinstance(self.codec, Codec)):
+            raise UsageError(
+                f"the codec {self.codec!r} for bits that are {self.bits!r}",
+                setting="codec",
+                works='plait.compress.TopK(), with bits other than "auto"',
+            )
         checked_bucket(self.bucket)
         parse_whole(self.smallest, setting="smallest", least=0)
         parse_whole(self.seed, setting="seed", least=0)
@@ -81,10 +89,12 @@ class Compression:
                 )
         return cls(**given)
 
-    def codec(self, bits: int) -> Codec:
+    def codec_at(self, bits: int) -> Codec:
         """What a gradient travels in at a width."""
         if bits == EXACT:
             return Exact()
+        if bits == self.bits and self.codec is not None:
+            return self.codec
         if bits == 16:
             return Cast("fp16")
         return Quantizer(bits=bits, bucket=self.bucket, stochastic=self.stochastic)
@@ -94,7 +104,10 @@ class Compression:
         asked = list(bits)
         if self.error_feedback is not None:
             return self.error_feedback and any(each not in (EXACT,) for each in asked)
-        return any(each == "auto" or each < NEEDS_FEEDBACK for each in asked)
+        unbiased = getattr(self.codec, "unbiased", True)
+        return any(
+            each == "auto" or each < NEEDS_FEEDBACK or (each == self.bits and not unbiased) for each in asked
+        )
 
     def facts(self) -> dict[str, str]:
         """What all workers must have alike, by the name of the setting."""

@@ -74,3 +74,16 @@ def cast_error(mantissa_bits: int) -> float:
     3 / (8 ln 2).
     """
     return 4.0**-mantissa_bits / 12 * 3 / (8 * math.log(2))
+
+
+@functools.lru_cache(maxsize=256)
+def tail_share(share: float) -> float:
+    """What is left of the squared norm of many normal numbers without the largest ``share`` of them."""
+    if share >= 1:
+        return 0.0
+    low, high = 0.0, 40.0  # the bound above which a number is one of the largest
+    for _ in range(80):
+        middle = (low + high) / 2
+        low, high = (middle, high) if math.erfc(middle / math.sqrt(2)) > share else (low, middle)
+    density = math.exp(-(low**2) / 2) / math.sqrt(2 * math.pi)
+    return 1 - share - 2 * low * density
