@@ -20,7 +20,7 @@ from plait.compress.collectives import all_reduce
 from plait.compress.compression import Compression
 from plait.compress.layout import Piece
 from plait.compress.memory import FeedbackMemory
-from plait.compress.price import worth_it
+from plait.compress.price import WORTH_ELEMENTS, worth_it
 from plait.compress.report import Report, Summary
 from plait.compress.rules import EXACT, described, parameters_of, select
 from plait.compress.watch import Watch
@@ -31,8 +31,6 @@ if TYPE_CHECKING:
     from plait.timeline import Timeline
 
 FORMAT = "plait.compress.state/1"
-_WORTH_ELEMENTS = 1 << 20
-"""Whether a width pays is judged for so many numbers at once: buckets have millions."""
 _log = logging.getLogger(__name__)
 
 
@@ -140,7 +138,7 @@ class Attachment:
             bits
             for bits, codec in codecs.items()
             if not worth_it(
-                _WORTH_ELEMENTS, codec, hosts, pace, speeds=speeds, chunk_bytes=settings.chunk_bytes
+                WORTH_ELEMENTS, codec, hosts, pace, speeds=speeds, chunk_bytes=settings.chunk_bytes
             )
         )
 

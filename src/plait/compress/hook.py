@@ -74,10 +74,10 @@ def attach(
         return attach_ddp(model, chosen, timeline)
     from torch.distributed.fsdp import FSDPModule
 
-    if isinstance(model, FSDPModule):
+    if any(isinstance(module, FSDPModule) for module in model.modules()):
         from plait.compress.sharded import attach_fsdp
 
-        return attach_fsdp(model, chosen)
+        return attach_fsdp(model, chosen, timeline)
     raise UsageError(
         f"a {type(model).__name__} has no gradients to exchange",
         setting="model",

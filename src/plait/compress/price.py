@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 _SAMPLE = 1 << 20
 """Numbers that a codec is measured with: more than an inner cache holds, little enough to be quick."""
 _ROUNDS = 5
+WORTH_ELEMENTS = 1 << 20
+"""Whether a width pays for a model is judged by so many numbers at once: its buckets have millions."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -142,14 +142,14 @@ def _near(rule: Rule, parameters: Sequence[Parameter]) -> str:
 
 def parameters_of(model: nn.Module) -> dict[str, nn.Parameter]:
     """The trainable parameters by name, each once, without what torch.compile puts before a name."""
-    named = ((_plain(name), parameter) for name, parameter in model.named_parameters())
+    named = ((plain_name(name), parameter) for name, parameter in model.named_parameters())
     return {name: parameter for name, parameter in named if parameter.requires_grad}
 
 
 def described(model: nn.Module) -> tuple[Parameter, ...]:
     """The trainable parameters as rules see them."""
     kinds = {
-        _plain(f"{path}.{name}" if path else name): tuple(_kinds(type(module)))
+        plain_name(f"{path}.{name}" if path else name): tuple(_kinds(type(module)))
         for path, module in model.named_modules(remove_duplicate=False)
         for name, _ in module.named_parameters(recurse=False)
     }
@@ -165,5 +165,6 @@ def _kinds(kind: type) -> Iterable[str]:
     return (base.__name__ for base in kind.__mro__ if base not in (object, nn.Module))
 
 
-def _plain(name: str) -> str:
-    return name.replace("_orig_mod.", "")
+def plain_name(name: str) -> str:
+    """A name without what torch.compile puts before it."""
+    return ".".join(part for part in name.split(".") if part != "_orig_mod")
