@@ -70,6 +70,18 @@ def test_live_values(chain):
     assert set(chain.outputs) == set(chain.live(8))
 
 
+@pytest.mark.parametrize("place", [-1, 9, 17])
+def test_a_cut_that_is_not_there(chain, place):
+    with pytest.raises(UsageError, match=f"no cut before block {place} in a chain of 8 blocks") as caught:
+        chain.live(place)
+    assert caught.value.works == "0 to 8"
+
+
+def test_what_is_no_module_is_no_model():
+    with pytest.raises(UsageError, match=r"the model is a function, not an nn\.Module"):
+        Chain.trace(lambda x: x, X)
+
+
 def test_bytes_of_every_cut(chain):
     row, scale = 8 * 4, 4
     assert chain.cut_bytes(5) == (5 * (row + scale), *[5 * (2 * row + scale)] * 6)

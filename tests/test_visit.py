@@ -7,7 +7,7 @@ from torch import nn
 from plait.chain import Chain
 from plait.errors import UsageError
 from plait.timeline import Timeline
-from plait.visit import Visit, Walk
+from plait.visit import Boundary, Visit, Walk
 
 X = torch.randn(2, 8, generator=torch.Generator().manual_seed(0))
 
@@ -142,6 +142,50 @@ def test_the_layout_of_a_gradient_is_kept():
     visits.pop().backward(passed)
     visits.pop().backward(passed)
     assert passed["0"].stride() != values["2"].new_empty(passed["0"].shape).stride()
+
+
+class ChannelsLast(nn.Module):
+    """Convolutions on what a LayerNorm over channels has left in channels-last order."""
+
+    def __init__(self):
+        super().__init__()
+        self.stem, self.down, self.end = nn.Conv2d(3, 8, 4, 4), nn.Conv2d(8, 16, 2, 2), nn.Linear(16, 5)
+        self.norms = nn.ModuleList(nn.LayerNorm(channels) for channels in (8, 16))
+
+    def forward(self, x):
+        for conv, norm in zip((self.stem, self.down), self.norms, strict=True):
+            x = norm(conv(x).permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
+        return self.end(x.mean((-2, -1)))
+
+
+@pytest.mark.parametrize("batch", [1, 2])
+def test_channels_last_values_stay_so(batch):
+    """With one row, the stride of the batch is all that tells channels-last from plain order."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    chain = Chain.trace(ChannelsLast(), torch.randn(2, 3, 64, 64))
+    assert [block.name for block in chain] == ["stem", "down", "end"]
+    x = torch.randn(batch, 3, 64, 64)
+    chain.model(x).square().mean().backward()
+    expected = gradients(chain.model)
+    chain.model.zero_grad()
+    walk = Walk(chain)
+    walk.backward(walk.forward(x).square().mean())
+    found = gradients(chain.model)
+    torch.set_num_threads(threads)
+    assert all(torch.equal(found[name], expected[name]) for name in expected)
+
+
+def test_a_boundary_keeps_every_stride():
+    value = torch.randn(1, 6, 6, 8).permute(0, 3, 1, 2).requires_grad_()
+    assert value.view_as(value).stride() != value.stride(), "or this shows nothing"
+    boundary = Boundary()
+    entered = boundary.enter("x", value)
+    assert entered.stride() == value.stride()
+    (entered * 2).sum().backward()
+    assert torch.equal(boundary.gradients["x"], torch.full_like(value, 2.0))
+    assert value.grad is None
 
 
 def test_a_backward_needs_a_forward(chain):

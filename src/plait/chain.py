@@ -57,9 +57,16 @@ class Chain:
         """Turn any model into a chain.
 
         ``example_inputs`` is a tensor, a tuple of positional inputs, or a dict of keyword inputs, with
-        the batch in the first dimension. `nn.Sequential` is taken apart directly; everything else is
-        recorded by `torch.export` in training and in evaluation mode.
+        the batch in the first dimension; ``example_kwargs`` are keyword inputs beside positional ones.
+        `nn.Sequential` is taken apart directly; everything else is recorded by `torch.export` in training
+        and in evaluation mode.
         """
+        if not isinstance(model, nn.Module):
+            raise UsageError(
+                f"the model is a {type(model).__name__}, not an nn.Module",
+                setting="model",
+                works="an nn.Module whose forward does the work",
+            )
         args, kwargs = _example(example_inputs, example_kwargs)
         batch_of(args, kwargs)
         layout = None
@@ -160,6 +167,12 @@ class Chain:
 
         ``live(0)`` are the inputs that are used, ``live(len(chain))`` the outputs.
         """
+        if not 0 <= place <= len(self):
+            raise UsageError(
+                f"there is no cut before block {place} in a chain of {len(self)} blocks",
+                setting="place",
+                works=f"0 to {len(self)}",
+            )
         return self._live[place]
 
     def _alive_before(self, place: int) -> tuple[str, ...]:

@@ -24,6 +24,7 @@ __all__ = [
     "TorchDispatchMode",
     "TreeSpec",
     "allocations",
+    "batch_conditions",
     "exporting_unnoticed",
     "fake_parameters",
     "linear",
@@ -120,6 +121,31 @@ def exporting_unnoticed() -> Iterator[None]:
         return answer
 
     with _wrapped(torch.compiler, "is_exporting", wrap):
+        yield
+
+
+@contextmanager
+def batch_conditions(note: Callable[[], None]) -> Iterator[None]:
+    """Call ``note`` where something holds for some batch sizes only, while the context is open.
+
+    `torch.export` takes a condition on the batch size for granted while it records and complains at the end,
+    when the line of the model's code that asked is no longer known. This is where it notes the condition.
+    """
+    from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+    sizes = [*range(2, 65), 2**20 + 1]
+
+    def wrap(log: Callable[..., None]) -> Callable[..., None]:
+        def noting(environment: Any, prefix: str, condition: Any, **options: Any) -> None:
+            symbols = list(condition.free_symbols)
+            is_batch = len(symbols) == 1 and str(symbols[0]).startswith("s")  # "u": not known until it runs
+            if is_batch and False in (condition.subs(symbols[0], size) for size in sizes):
+                note()
+            log(environment, prefix, condition, **options)
+
+        return noting
+
+    with _wrapped(ShapeEnv, "_log_guard", wrap):
         yield
 
 

@@ -38,7 +38,9 @@ class _Boundary(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, value: torch.Tensor, keep: Callable[[torch.Tensor], None]) -> torch.Tensor:
         ctx.keep = keep
-        return value.view_as(value)
+        # Not view_as, which writes the strides of dimensions of size 1 anew: a batch of one in channels-last
+        # would no longer be seen as such, and a convolution would take another path, with other bits.
+        return torch.ops.aten.alias.default(value)  # type: ignore[no-any-return]
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[None, None]:

@@ -1,5 +1,7 @@
 """Recording a model: what cannot be recorded is said in one line, and the model is left as it was."""
 
+import inspect
+import logging
 import threading
 
 import pytest
@@ -20,6 +22,13 @@ class Two(nn.Module):
         self.a, self.b = nn.Linear(8, 8), nn.Linear(8, 8)
 
 
+def line(kind, text):
+    """The number of the line of a class that begins with a text."""
+    lines, first = inspect.getsourcelines(kind)
+    (place,) = (place for place, code in enumerate(lines) if code.strip().startswith(text))
+    return first + place
+
+
 class Branching(Two):
     def forward(self, x):
         x = self.a(x)
@@ -34,7 +43,7 @@ def test_a_branch_on_data_has_its_reason_in_one_line_and_two_ways_out(capfd):
     what = str(caught.value)
     assert "\n" not in what
     assert "Branching cannot be traced: Could not guard on data-dependent expression" in what
-    assert f"{__file__}, line " in what
+    assert f"({__file__}:{line(Branching, 'if x.sum()')})" in what
     assert "torch.where" in caught.value.works
     assert "Chain.of([block, ...])" in caught.value.works
     assert capfd.readouterr() == ("", ""), "torch's own report is not printed"
@@ -110,6 +119,38 @@ class ModuleHook(Two):
         return self.b(self.a(x))
 
 
+class Counted(Two):
+    def forward(self, x):
+        return self.b(self.a(x)) / len(x)
+
+
+class Even(Two):
+    def forward(self, x):
+        x = self.a(x)
+        return self.b(x) if x.shape[0] % 2 == 0 else x
+
+
+class Compiled(Two):
+    def __init__(self):
+        super().__init__()
+        self.b = torch.jit.script(nn.Linear(8, 8))
+
+    def forward(self, x):
+        return self.b(self.a(x))
+
+
+@torch.library.custom_op("plait_test::unknown", mutates_args=())
+def unknown(x: torch.Tensor) -> torch.Tensor:
+    return x.clone()
+
+
+class Unknown(Two):
+    """An operator that says nothing of its result's shape: it runs, and cannot be recorded."""
+
+    def forward(self, x):
+        return self.b(unknown(self.a(x)))
+
+
 class Lazy(nn.Module):
     def __init__(self):
         super().__init__()
@@ -132,8 +173,15 @@ class SizeOut(Two):
 @pytest.mark.parametrize(
     ("kind", "reason"),
     [
-        (Fixed, "your code specialized it to be a constant (2)"),
-        (BatchBranching, "Not all values of batch"),
+        (Fixed, f"it fixes the batch size ({__file__}:{line(Fixed, 'return')})"),
+        (Counted, f"it fixes the batch size ({__file__}:{line(Counted, 'return')})"),
+        (
+            BatchBranching,
+            f"it does something else at other batch sizes ({__file__}:{line(BatchBranching, 'return')})",
+        ),
+        (Even, f"it does something else at other batch sizes ({__file__}:{line(Even, 'return')})"),
+        (Compiled, "'b' is compiled by torch.jit"),
+        (Unknown, "plait_test::unknown"),
         (Growing, "buffer 'seen' changes from (1,) torch.float32 to (2,) torch.float32"),
         (CustomBackward, "torch.autograd.Function 'Reversed'"),
         (TensorHook, "Tensor.register_hook"),
@@ -144,12 +192,124 @@ class SizeOut(Two):
     ],
     ids=lambda value: getattr(value, "__name__", ""),
 )
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")
 def test_what_cannot_be_recorded_is_refused(kind, reason):
     with pytest.raises(TraceError) as caught:
         Chain.trace(kind(), X)
     assert reason in str(caught.value)
     assert "\n" not in str(caught.value)
-    assert caught.value.works
+    assert caught.value.setting == "model"
+    assert "torch.where" not in caught.value.works, "there is no branch on data here"
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")
+def test_a_compiled_model_is_refused():
+    with pytest.raises(TraceError, match=r"it is compiled by torch\.jit"):
+        Chain.trace(torch.jit.script(nn.Linear(8, 8)), X)
+
+
+class Masked(Two):
+    """Fails on inputs of another width, and counts its calls in a buffer."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, x, mask=None):
+        self.calls += 1
+        x = self.b(torch.dropout(torch.relu(self.a(x)), 0.5, self.training))
+        return x if mask is None else x * mask
+
+
+class Missing(Two):
+    def forward(self, x):
+        return self.c(x)
+
+
+class Square(Two):
+    def forward(self, x):
+        return self.b(x @ self.a.weight)
+
+
+AT_LINEAR = f"({__file__}:{line(Masked, 'x = self.b')})"
+APART = "positional and keyword inputs apart: Chain.trace(model, (x,), {'name': y})"
+RUNS = "inputs that the model runs with when it is called"
+
+
+@pytest.mark.parametrize("make", [lambda kind: kind(), deferred.construct], ids=["existing", "constructed"])
+@pytest.mark.parametrize(
+    ("kind", "inputs", "reason", "works"),
+    [
+        (Masked, torch.randn(2, 7), AT_LINEAR, RUNS),
+        (Masked, torch.randn(1, 7), AT_LINEAR, RUNS),
+        (Masked, {"y": X}, "TypeError: Masked.forward() got an unexpected keyword argument 'y'", RUNS),
+        (Masked, ((X,), {"mask": X}), "TypeError: ", APART),
+        (
+            Missing,
+            X,
+            f"AttributeError: 'Missing' object has no attribute 'c' ({__file__}:{line(Missing, 'return')})",
+            RUNS,
+        ),
+        (Masked, X.long(), "it multiplies torch.int64 with torch.float32 in 'a'", "inputs of the type of"),
+        (
+            Masked,
+            X.double(),
+            "it multiplies torch.float64 with torch.float32 in 'a'",
+            "inputs of the type of",
+        ),
+        (Square, X.double(), "it multiplies torch.float64 with torch.float32", "inputs of the type of"),
+    ],
+)
+def test_an_example_that_the_model_does_not_take(kind, inputs, reason, works, make, capfd):
+    model, generator = make(kind), torch.get_rng_state()
+    with pytest.raises(TraceError) as caught:
+        Chain.trace(model, inputs)
+    what = str(caught.value)
+    assert f"{kind.__name__} does not take these example inputs: " in what
+    assert reason in what
+    assert "\n" not in what
+    assert caught.value.setting == "example_inputs"
+    assert caught.value.works.startswith(works)
+    assert capfd.readouterr() == ("", ""), "torch's own report is not printed"
+    assert torch.equal(generator, torch.get_rng_state())
+    assert kind is not Masked or model.calls == 0
+
+
+def test_torch_does_not_log_what_the_error_says():
+    log, records, handler = logging.getLogger("torch._subclasses.fake_tensor"), [], logging.Handler()
+    handler.emit = records.append
+    log.addHandler(handler)
+    level = log.level
+    try:
+        with pytest.raises(TraceError):
+            Chain.trace(Masked(), torch.randn(2, 7))
+    finally:
+        log.removeHandler(handler)
+    assert [record.getMessage() for record in records] == []
+    assert log.level == level
+
+
+def test_types_that_autocast_makes_one_are_taken():
+    class Plain(Two):
+        def forward(self, x):
+            return self.b(self.a(x))
+
+    model, x = Plain(), X.bfloat16()
+    with torch.autocast("cpu", torch.bfloat16):
+        assert torch.equal(Chain.trace(model, x)(x), model(x))
+        with pytest.raises(TraceError, match=r"it multiplies torch\.int64 with torch\.float32 in 'a'"):
+            Chain.trace(model, X.long())
+    with pytest.raises(TraceError, match=r"it multiplies torch\.bfloat16 with torch\.float32 in 'a'"):
+        Chain.trace(model, x)
+
+
+def test_a_tuple_and_a_dict_that_the_model_takes_as_they_are():
+    class Nested(Two):
+        def forward(self, xs, options):
+            return self.b(self.a(xs[0])) * options["mask"]
+
+    chain = Chain.trace(Nested(), ((X,), {"mask": X}))
+    assert torch.equal(chain((X,), {"mask": X}), chain.model((X,), {"mask": X}))
 
 
 def test_custom_backwards_work_again_afterwards():

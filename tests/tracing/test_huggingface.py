@@ -6,12 +6,14 @@ import pytest
 import torch
 
 from plait.chain import Chain
+from plait.errors import TraceError
 from plait.visit import Walk
 
 transformers = pytest.importorskip("transformers")
 
 WORDS = torch.randint(5, 100, (2, 12), generator=torch.Generator().manual_seed(0))
 IMAGES = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+SOUND = torch.randn(2, 8, 16, generator=torch.Generator().manual_seed(0))
 MASK = torch.ones_like(WORDS)
 MASK[:, -3:] = 0
 SIZES = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64}
@@ -45,6 +47,27 @@ def resnet():
 def neox():
     config = transformers.GPTNeoXConfig(**SIZES, vocab_size=100)
     return transformers.GPTNeoXForCausalLM(config)
+
+
+def convnext():
+    config = {"hidden_sizes": [8, 16], "depths": [1, 1], "num_stages": 2, "drop_path_rate": 0.2}
+    return transformers.ConvNextForImageClassification(transformers.ConvNextConfig(**config))
+
+
+def whisper(**options):
+    config = {"vocab_size": 100, "d_model": 32, "num_mel_bins": 8, "dropout": 0.1}
+    lengths = {"max_source_positions": 8, "max_target_positions": 16}
+    ends = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 1}
+    sides = {f"{side}_{name}": value for side in ("encoder", "decoder")
+             for name, value in (("layers", 1), ("attention_heads", 4), ("ffn_dim", 64))}  # fmt: skip
+    config = transformers.WhisperConfig(**config, **lengths, **ends, **sides, **options)
+    return transformers.WhisperForConditionalGeneration(config)
+
+
+def opt():
+    config = {"vocab_size": 100, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
+    sizes = {"ffn_dim": 64, "max_position_embeddings": 16, "word_embed_proj_dim": 32}
+    return transformers.OPTForCausalLM(transformers.OPTConfig(**config, **sizes))
 
 
 def layers(pattern, count):
@@ -107,8 +130,44 @@ BLOCKS = {
             "classifier.1",
         ],
     ),
+    convnext: (
+        {"pixel_values": IMAGES},
+        [
+            "convnext.embeddings.patch_embeddings",
+            "convnext.encoder.stages.0.layers.0",
+            "convnext.encoder.stages.1.downsampling_layer.1",
+            "convnext.encoder.stages.1.layers.0",
+            "classifier",
+        ],
+    ),
+    whisper: (
+        {"input_features": SOUND, "labels": WORDS},
+        [
+            "model.encoder.conv1",
+            "model.encoder.conv2",
+            "model.encoder.embed_positions",
+            "model.encoder.layers.0.self_attn",
+            "model.encoder.layers.0",
+            "model.decoder",
+            "model.decoder.layers.0",
+            "proj_out",
+        ],
+    ),
+    opt: (
+        TEXT,
+        [
+            "model.decoder.embed_tokens",
+            "model.decoder.embed_positions",
+            *layers(["model.decoder.layers.{}.self_attn", "model.decoder.layers.{}"], 2),
+            "lm_head",
+        ],
+    ),
     neox: (TEXT, ["gpt_neox.embed_in", *layers(["gpt_neox.layers.{}"], 2), "lm_head"]),
 }
+
+
+NOT_ONE_ROW = {resnet}
+"""BatchNorm at the end of it, where a picture is one pixel, refuses a single row."""
 
 
 @pytest.fixture(autouse=True)
@@ -125,7 +184,10 @@ def checked(same):
 
     def chain_of(factory):
         if factory not in chains:
-            chains[factory] = same(lambda: factory().train(), (), BLOCKS[factory][0])
+            batches = (3,) if factory in NOT_ONE_ROW else (1, 3)
+            chains[factory] = same(
+                lambda: factory().train(), (), BLOCKS[factory][0], batches=batches, steps=2
+            )
         return chains[factory]
 
     return chain_of
@@ -182,3 +244,8 @@ def test_under_autocast(factory, checked):
     assert found[0][0].dtype == torch.bfloat16
     for other in found[1:]:
         assert all(torch.equal(a, b) for a, b in zip(found[0], other, strict=True))
+
+
+def test_layers_that_are_dropped_at_random_are_refused():
+    with pytest.raises(TraceError, match=r"with probability 0\.1, as LayerDrop does .*layerdrop=0\.0"):
+        Chain.trace(whisper(encoder_layerdrop=0.1), BLOCKS[whisper][0])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import logging
-import re
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -16,18 +15,16 @@ import torch
 from torch import nn
 
 from plait.compat import (
+    batch_conditions,
     exporting_unnoticed,
     fake_parameters,
     no_custom_backward,
     tree_leaves,
     tree_map,
 )
-from plait.errors import PlaitError, TraceError, UsageError
-
-_TWO_WAYS_OUT = (
-    "take the Python branch on data out of forward (torch.where instead of if), "
-    "or give the blocks yourself with Chain.of([block, ...])"
-)
+from plait.errors import PlaitError, UsageError
+from plait.tracing import refusal
+from plait.tracing.draws import Draws
 
 
 def batch_of(args: Sequence[Any], kwargs: Mapping[str, Any]) -> int:
@@ -80,48 +77,57 @@ class Recording:
 
 def export(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], *, training: bool) -> Recording:
     """Record the model in one mode."""
+    refusal.refuse_modules(model)
     # Export takes sizes 0 and 1 for constants, and equal tensors for one input: two rows, each its own.
-    args, kwargs = at_batch(args, kwargs, max(2, batch_of(args, kwargs)))
-    rows, present = torch.export.Dim("batch"), batch_of(args, kwargs)
+    given = at_batch(args, kwargs, max(2, batch_of(args, kwargs)))
+    rows, present = torch.export.Dim("batch"), batch_of(*given)
 
     def dynamic(leaf: Any) -> Any:
         is_batched = isinstance(leaf, torch.Tensor) and leaf.ndim and leaf.shape[0] == present
         return {0: rows} if is_batched else None
 
-    shapes = (tree_map(dynamic, args), tree_map(dynamic, kwargs))
-    absent = any(tensor.is_meta for tensor in [*model.parameters(), *model.buffers()])
-    faked = fake_parameters(model, device_of(args, kwargs)) if absent else nullcontext()
+    shapes = (tree_map(dynamic, given[0]), tree_map(dynamic, given[1]))
+    device = device_of(args, kwargs)
+    faked = fake_parameters(model, device) if is_absent(model) else nullcontext()
     assigned: dict[str, None] = {}
     called = _Called(model, assigned.update)
+    lines: list[str | None] = []
     try:
-        with undisturbed(model), _mode(model, training), faked, _quiet(), no_custom_backward(_refuse):
-            program = torch.export.export(called, (args, kwargs), dynamic_shapes=shapes, strict=False)
-            return Recording(program, tuple(assigned))
+        with (
+            undisturbed(model), _mode(model, training), faked, _quiet(),
+            no_custom_backward(refusal.refuse_backward),
+            batch_conditions(lambda: lines.append(refusal.line_of_model())),
+        ):  # fmt: skip
+            program = torch.export.export(called, given, dynamic_shapes=shapes, strict=False)
     except PlaitError:
         raise
     except Exception as error:  # whatever the model's code or torch raises while recording
-        raise _untraceable(model, str(error) or type(error).__name__) from error
+        refused = refusal.untraceable(model, error, next(filter(None, lines), None))
+        if refused is None:
+            failure = _failure(model, args, kwargs, training=training)
+            if failure is not None:
+                raise refusal.unfit(model, args, kwargs, failure) from failure
+            refused = refusal.unrecorded(model, error)
+        raise refused from error
+    autocast = torch.amp.is_autocast_available(device.type) and torch.is_autocast_enabled(device.type)
+    refusal.refuse_mixed_types(model, program.graph, autocast=autocast)
+    return Recording(program, tuple(assigned))
 
 
-def _untraceable(model: nn.Module, reason: str) -> TraceError:
-    """The error for a model that torch gave up on: its reason in one sentence, and the line of the code."""
-    lines = [text.strip() for text in reason.splitlines() if text.strip()]
-    line = next((text.removeprefix("- ") for text in lines if text.startswith("- ")), lines[0])
-    line = re.split(r"(?<=[.!])\s", line)[0]
-    where = re.search(r'raised this error:\s+File "([^"]+)", line (\d+)', reason)
-    at = f" ({where[1]}, line {where[2]})" if where else ""
-    return TraceError(
-        f"{type(model).__name__} cannot be traced: {line}{at}", setting="model", works=_TWO_WAYS_OUT
-    )
-
-
-def _refuse(what: str) -> None:
-    """Refuse what changes gradients on their way back: only the forward operations are recorded."""
-    raise TraceError(
-        f"the model changes gradients in backward ({what}), which a recording of its forward would lose",
-        setting="model",
-        works="write it with tensor operations, or give the blocks yourself with Chain.of([block, ...])",
-    )
+def _failure(
+    model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], *, training: bool
+) -> Exception | None:
+    """How the model fails on the example inputs without any recording; None where it does not."""
+    failure: Exception | None = None
+    present = batch_of(args, kwargs)
+    for batch in dict.fromkeys((present, max(2, present))):  # BatchNorm refuses a single row in training
+        try:
+            with _mode(model, training), _quiet(), rehearsal(model, *at_batch(args, kwargs, batch)) as given:
+                model(*given[0], **given[1])
+                return None
+        except Exception as error:  # whatever the model's code raises
+            failure = error
+    return failure
 
 
 class _Called(nn.Module):
@@ -140,7 +146,7 @@ class _Called(nn.Module):
 
     def forward(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         before = dict(self.model.named_buffers())
-        with exporting_unnoticed():
+        with exporting_unnoticed(), Draws():
             output = self.model(*args, **kwargs)
         after = dict(self.model.named_buffers())
         assigned = [name for name, old in before.items() if after.get(name) is not old]
@@ -148,8 +154,7 @@ class _Called(nn.Module):
         for name in assigned:
             old, new = before[name], after.get(name)
             if new is None or new.shape != old.shape or new.dtype != old.dtype:
-                was, now = (None if t is None else f"{tuple(t.shape)} {t.dtype}" for t in (old, new))
-                raise _untraceable(self.model, f"buffer {name!r} changes from {was} to {now}")
+                raise refusal.changed_buffer(self.model, name, old, new)
         # All new values first: one buffer may become what another was.
         updates = [(before[name], after[name].detach().clone()) for name in assigned]
         for old, new in updates:
@@ -189,19 +194,46 @@ def undisturbed(model: nn.Module) -> Iterator[None]:
                         tensor.copy_(content)
 
 
+def is_absent(model: nn.Module) -> bool:
+    """Whether any of a model's tensors are on the meta device."""
+    return any(tensor.is_meta for tensor in [*model.parameters(), *model.buffers()])
+
+
+@contextmanager
+def rehearsal(
+    model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Iterator[tuple[tuple[Any, ...], dict[str, Any]]]:
+    """Inputs to run a model with, for what it shows: it and the random generators stay as they were.
+
+    A model on the meta device is run with fake tensors.
+    """
+    with undisturbed(model):
+        if is_absent(model):
+            with fake_parameters(model, device_of(args, kwargs)) as fake, fake:
+                yield tree_map(
+                    lambda t: fake.from_tensor(t) if isinstance(t, torch.Tensor) else t, (args, kwargs)
+                )
+        else:
+            with torch.random.fork_rng():
+                yield args, kwargs
+
+
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Without warnings, and without the graph that torch prints when it gives up."""
-    printed, log = io.StringIO(), logging.getLogger("torch.fx.experimental.symbolic_shapes")
-    level = log.level
-    log.setLevel(logging.ERROR)
+    """Without warnings, and without what torch prints and logs when it gives up."""
+    printed = io.StringIO()
+    names = ("torch.fx.experimental.symbolic_shapes", "torch._subclasses.fake_tensor")
+    levels = {log: log.level for log in map(logging.getLogger, names)}
+    for log in levels:
+        log.setLevel(logging.CRITICAL)
     try:
         with warnings.catch_warnings(), redirect_stderr(printed):
             warnings.simplefilter("ignore")
             yield
         sys.stderr.write(printed.getvalue())
     finally:
-        log.setLevel(level)
+        for log, level in levels.items():
+            log.setLevel(level)
 
 
 @contextmanager

@@ -12,10 +12,9 @@ from torch import nn
 from torch.func import functional_call
 
 from plait.block import Block, Layout, Mode, Step, frozen
-from plait.compat import fake_parameters
 from plait.errors import TraceError, UsageError
 from plait.state import State
-from plait.tracing.export import at_batch, batch_of, device_of, undisturbed
+from plait.tracing.export import at_batch, batch_of, rehearsal
 from plait.value import Value, line
 
 _Group = tuple[str, Sequence[nn.Module]]
@@ -196,14 +195,8 @@ def _run(
     """The tensors before the first group and after each, with which of its inputs the group changed."""
     rows: list[tuple[tuple[torch.Tensor, ...], tuple[bool, ...]]] = []
     with ExitStack() as stack:
-        stack.enter_context(undisturbed(model))
         stack.enter_context(torch.enable_grad())
-        if any(parameter.is_meta for parameter in model.parameters()):
-            fake = stack.enter_context(fake_parameters(model, device_of(args, {})))
-            stack.enter_context(fake)
-            args = tuple(fake.from_tensor(leaf) for leaf in args)
-        else:
-            stack.enter_context(torch.random.fork_rng())
+        args, _ = stack.enter_context(rehearsal(model, args, {}))
         given: Any = args
         rows.append((args, ()))
         for name, modules in groups:
