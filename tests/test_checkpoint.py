@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from plait import checkpoint
-from plait.errors import FileError
+from plait.errors import FileError, UsageError
 
 STATE = {
     "model": {"a": torch.arange(6.0).view(2, 3), "half": torch.ones(3, dtype=torch.bfloat16)},
@@ -121,3 +121,44 @@ def test_a_process_killed_while_writing_leaves_a_whole_one(ranks, tmp_path, seed
     assert torch.equal(state["weights"], torch.full((200_000,), float(state["step"])))
     checkpoint.save(file, STATE)  # what the killed one left half-written is no obstacle
     assert os.listdir(tmp_path) == ["state"]
+
+
+@pytest.fixture
+def folders(tmp_path):
+    """One that holds a checkpoint, and one that does not exist yet."""
+    full, new = tmp_path / "full", tmp_path / "new"
+    checkpoint.save(full / checkpoint.NAME, STATE)
+    return full, new
+
+
+def origin(resume=None, directory=None, overwrite=False):
+    return checkpoint.origin(resume=resume, directory=directory, overwrite=overwrite)
+
+
+def test_where_a_run_goes_on_from(folders):
+    full, new = folders
+    file = full / checkpoint.NAME
+    assert origin() is origin(directory=new) is origin(resume=False, directory=str(new)) is None
+    assert origin(resume=full) == origin(resume=str(file)) == origin(resume=full, directory=new) == file
+    assert origin(resume=True, directory=full) == file
+    assert origin(resume=True, directory=new) is None
+    assert origin(resume=full, directory=full) == origin(resume=full / "." / checkpoint.NAME, directory=full)
+    assert origin(directory=full, overwrite=True) is None
+    assert origin(resume=new, directory=full, overwrite=True) == new  # which is then found not to be there
+
+
+def test_a_checkpoint_is_not_overwritten_by_a_run_that_does_not_know_it(folders):
+    full, new = folders
+    for resume in (None, False, new, new / checkpoint.NAME):
+        with pytest.raises(FileError, match=f"{full} holds a checkpoint already") as caught:
+            origin(resume=resume, directory=full)
+        assert caught.value.setting == "directory"
+        assert "'resume' to go on from it, 'overwrite' to begin again" in caught.value.works
+
+
+def test_resume_needs_to_know_where_and_whether(folders):
+    full, _ = folders
+    with pytest.raises(UsageError, match="resume=True has no directory to look in"):
+        origin(resume=True)
+    with pytest.raises(UsageError, match="resume=True and overwrite=True contradict each other"):
+        origin(resume=True, directory=full, overwrite=True)

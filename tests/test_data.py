@@ -157,3 +157,14 @@ def test_a_stream_is_refused():
 def test_a_batch_without_tensors_has_no_rows():
     with pytest.raises(UsageError, match="holds no tensor with rows"):
         rows_of({"text": ["a", "b"]})
+
+
+@pytest.mark.parametrize(
+    ("samples", "what"),
+    [([torch.ones(2), torch.ones(3)], "Tensor"), ([object(), object()], "object"), ([(1,), (1, 2)], "tuple")],
+)
+def test_samples_that_do_not_make_a_batch_are_told_from_what_they_are(samples, what):
+    batches = Batches(dataset=samples, batch=2, seed=0, collate=torch.utils.data.default_collate)
+    with pytest.raises(UsageError, match=rf"2 samples \({what}\) do not make a batch: ") as caught:
+        batches.fetch([0, 1])
+    assert caught.value.setting == "collate"

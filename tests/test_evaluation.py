@@ -8,6 +8,7 @@ from torch import nn
 from torch.nn import functional
 
 from plait import losses
+from plait.errors import UsageError
 from plait.evaluation import Evaluator
 from plait.job import Evaluation, Job
 
@@ -28,12 +29,24 @@ def largest(output, batch):
     return output.max()
 
 
+def by_row(output, batch):
+    return output.max(1).values
+
+
+def nothing(output, batch):
+    return None
+
+
+def plain(output, batch):
+    return 0.5
+
+
 def evaluator(**changes):
-    evaluation = Evaluation(
-        data=functools.partial(labelled, count=10),
-        metrics={"right": losses.accuracy, "top": largest},
-        **changes,
-    )
+    given = {
+        "data": functools.partial(labelled, count=10),
+        "metrics": {"right": losses.accuracy, "top": largest},
+    }
+    evaluation = Evaluation(**{**given, **changes})
     return Evaluator(
         Job(
             name="small",
@@ -76,6 +89,29 @@ def test_a_metric_without_a_weight_of_its_own_takes_the_losss():
     ]
     wanted = sum(top * weight for top, weight in halves) / KEPT.sum().item()
     assert one.result(0, one.tally(MODEL, range(10))).metrics["top"] == pytest.approx(wanted)
+
+
+@pytest.mark.parametrize(
+    ("metric", "reason"),
+    [
+        (by_row, r"metric 'mine' returned a tensor of shape \(3,\)"),
+        (nothing, "metric 'mine' returned None"),
+        (functional.cross_entropy, "metric 'mine' failed when called with the model's output and the whole"),
+    ],
+)
+def test_a_metric_that_is_no_mean_is_refused_by_name(metric, reason):
+    with pytest.raises(UsageError, match=reason) as caught:
+        evaluator(metrics={"mine": metric}).tally(MODEL, range(10))
+    assert caught.value.setting == "evaluation.metrics.mine"
+    assert caught.value.works
+
+
+def test_a_metric_is_a_number_too_and_is_called_with_two_things():
+    one = evaluator(metrics={"mine": plain})
+    assert one.result(0, one.tally(MODEL, range(10))).metrics == {"mine": 0.5}
+    with pytest.raises(UsageError, match=r"is called with \(output, batch\): missing") as caught:
+        evaluator(metrics={"mine": functional.triplet_margin_loss})
+    assert caught.value.setting == "evaluation.metrics.mine"
 
 
 def test_rows_that_count_for_nothing_do_not_spoil_the_rest():

@@ -132,6 +132,22 @@ def test_a_name_that_leads_nowhere_is_told_when_it_is_loaded(factory, reason):
     assert caught.value.setting in ("data", "path")
 
 
+@pytest.mark.parametrize(
+    ("factory", "given", "reason"),
+    [
+        (Factory(multiply), (), r"multiply\(a, b\) is called with \(\): missing a required argument: 'a'"),
+        (Factory(multiply, a=2), ("x",), r"is called with \(x\): multiple values for argument 'a'"),
+        (Factory(multiply), ("x", "y"), r"is called with \(x, y\): too many positional arguments"),
+    ],
+)
+def test_what_it_will_be_called_with_must_fit(factory, given, reason):
+    with pytest.raises(UsageError, match=reason) as caught:
+        factory.load(setting="data", given=given)
+    assert caught.value.setting == "data"
+    assert f"a function of ({', '.join(given)})" in caught.value.works
+    factory.load(setting="data")
+
+
 def test_what_an_argument_may_be_is_listed():
     with pytest.raises(UsageError, match="one of: a, b"):
         Factory(multiply, c=1).load(setting="data")

@@ -13,7 +13,7 @@ from torch.optim.lr_scheduler import CosineAnnealingLR, ReduceLROnPlateau
 from plait import losses
 from plait.errors import FileError, UsageError
 from plait.factory import Factory
-from plait.job import Evaluation, Job, read_jobs
+from plait.job import Evaluation, Job, read_job, read_jobs
 
 
 def net(*, width=4, frozen=False):
@@ -32,6 +32,10 @@ def by_hand(parameters, *, lr):
     decayed = [(name, p) for name, p in parameters if p.ndim > 1]
     rest = [(name, p) for name, p in parameters if p.ndim <= 1]
     return torch.optim.SGD([{"params": decayed, "weight_decay": 0.1}, {"params": rest}], lr=lr)
+
+
+def seedless():
+    return points(0)
 
 
 def not_a_model():
@@ -164,6 +168,7 @@ BAD = [
     ({"memory": "much"}, "memory", "'much' is not a size"),
     ({"memory": -1}, "memory", "cannot be negative"),
     ({"memory": 0}, "memory", "a memory budget of 0 bytes"),
+    ({"memory": "4Gib"}, "memory", "'4Gib' ends in a small b"),
     ({"loss": losses.model_loss}, "weight", "does not tell what it is the mean over"),
 ]
 
@@ -292,6 +297,9 @@ def test_a_schedule_follows_its_optimizer():
         ({"optimizer": "torch.optim:AdamZ"}, lambda j: optimizer_of(j), "torch.optim has no 'AdamZ'"),
         ({"schedule": ReduceLROnPlateau}, lambda j: j.build_schedule(optimizer_of(j)), "ReduceLROnPlateau"),
         ({"loss": "losses_of_mine:l1"}, lambda j: j.build_objective(), "cannot be imported"),
+        ({"data": seedless}, lambda j: j.build_batches(), r"is called with \(seed\): too many positional"),
+        ({"loss": seedless}, lambda j: j.build_objective(), r"is called with \(output, batch\): too many"),
+        ({"model": by_hand}, lambda j: j.build_model(), r"is called with \(\): missing a required argument"),
     ],
 )
 def test_what_a_factory_should_have_built_is_said_before_training(changes, build, reason):
@@ -352,6 +360,31 @@ def test_a_file_without_jobs_is_refused(tmp_path, name, content, reason):
         (tmp_path / name).write_text(content)
     with pytest.raises(FileError, match=reason):
         read_jobs(tmp_path / name)
+
+
+def test_a_wrong_job_file_is_named(tmp_path):
+    file = tmp_path / "job.json"
+    file.write_text('{"format": "plait.profile/1"}')
+    with pytest.raises(FileError, match=r"job\.json: the format is 'plait.profile/1'"):
+        read_jobs(file)
+    file.write_bytes(b"\xff\xfe")
+    with pytest.raises(FileError, match=r"job\.json cannot be read: 'utf-8' codec"):
+        read_jobs(file)
+
+
+def test_one_job_of_a_file(tmp_path):
+    (tmp_path / "job.json").write_text(job().to_json())
+    assert read_job(tmp_path / "job.json") == read_job(tmp_path / "job.json", "small") == job()
+    (tmp_path / "two.py").write_text(
+        f"import dataclasses\nfrom plait.job import Job\none = Job.from_json({job().to_json()!r})\n"
+        "jobs = [one, dataclasses.replace(one, name='b')]"
+    )
+    assert read_job(tmp_path / "two.py", "b").name == "b"
+    for name, reason in ((None, "has 2 jobs"), ("c", "has no job 'c'")):
+        with pytest.raises(UsageError, match=reason) as caught:
+            read_job(tmp_path / "two.py", name)
+        assert caught.value.setting == "job"
+        assert "small, b" in caught.value.works
 
 
 def test_two_jobs_of_one_name_are_refused(tmp_path):

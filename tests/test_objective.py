@@ -1,5 +1,7 @@
 import pytest
 import torch
+from torch import nn
+from torch.nn import functional
 
 from plait import losses
 from plait.errors import UsageError
@@ -66,6 +68,46 @@ def test_bf16_is_for_forward_and_loss():
         assert (X @ weight).dtype == torch.bfloat16
     with objective().autocast("cpu"):
         assert (X @ weight).dtype == torch.float32
+
+
+@pytest.mark.parametrize("loss", [functional.cross_entropy, functional.mse_loss], ids=["type", "attribute"])
+def test_a_loss_of_torchs_own_is_told_what_it_gets(loss):
+    with pytest.raises(
+        UsageError, match=r"the loss failed when .*the whole batch: .*\.py:\d+\) \(setting"
+    ) as caught:
+        objective(loss=loss).mean(X, [X, Y])
+    assert caught.value.setting == "loss"
+    assert "a function of (output, batch), such as plait.losses:cross_entropy" in caught.value.works
+    assert functional.mse_loss(X, X) == objective(loss=functional.mse_loss).mean(
+        X, X
+    )  # a tensor batch is fine
+
+
+class Model(nn.Module):
+    def forward(self, x, scale=1.0):
+        return nn.functional.linear(x, torch.ones(1, 2)) * scale
+
+
+class Broken(nn.Module):
+    def forward(self, x):
+        return self.no_such_layer(x)
+
+
+@pytest.mark.parametrize(
+    ("args", "kwargs", "setting", "reason"),
+    [
+        ((("a", "b"),), {}, "data", "cannot be called with str in a batch: linear"),
+        ((), {"x": X, "mask": Y}, "inputs", "with x, mask, .*unexpected keyword argument 'mask'"),
+        ((X, 1.0, Y), {}, "inputs", "with argument 1, argument 2, argument 3, .*too many positional"),
+    ],
+)
+def test_inputs_that_a_model_cannot_take_are_told_from_its_own_mistakes(args, kwargs, setting, reason):
+    with pytest.raises(UsageError, match=reason) as caught:
+        objective().call(Model(), args, kwargs)
+    assert caught.value.setting == setting
+    assert objective().call(Model(), (X, 2), {}).shape == (3, 1)
+    with pytest.raises(AttributeError, match="no_such_layer"):
+        objective().call(Broken(), (X,), {})
 
 
 @pytest.mark.parametrize("weight", [-1, float("nan"), float("inf")])

@@ -6,7 +6,7 @@ import sys
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from plait.errors import FileError, UsageError
@@ -48,6 +48,7 @@ blocks = st.builds(
 
 
 @given(st.lists(blocks, min_size=1, max_size=4), st.integers(1, 8))
+@settings(deadline=None)  # it imports pydantic and writes files
 def test_a_profile_survives_its_file(tmp_path_factory, rows, threads):
     named = tuple(replace(row, name=f"block{i}", inputs=None) for i, row in enumerate(rows))
     profile = Profile(blocks=named, model="m", device="cpu", threads=threads)

@@ -51,13 +51,10 @@ def test_training_that_is_killed_ends_with_the_same_bits(rounds, tmp_path):
         "--directory",
         str(checkpoint.parent),
     ]
-    command += ["--save-every", "1"]
+    command += ["--save-every", "1", "--resume"]
     for _ in range(rounds):
         before = stamp(checkpoint)
-        resume = ["--resume", str(checkpoint)] if before else []
-        process = subprocess.Popen(
-            [*command, *resume], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-        )
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         while process.poll() is None and stamp(checkpoint) == before:
             time.sleep(0.002)  # until it writes
         time.sleep(chance.random() * 0.1)

@@ -20,8 +20,10 @@ from plait.units import (
 @pytest.mark.parametrize(
     ("text", "count"),
     [("2GiB", 2**31), ("512MB", 512 * 10**6), ("1.5 KiB", 1536), ("4096", 4096), (4096, 4096), ("0", 0),
-     ("1g", 2**30), ("16m", 2**24), (" 3 kb ", 3000), ("1e3", 1000), (".5k", 512),
-     ("9007199254740993", 2**53 + 1), (2**53 + 1, 2**53 + 1), ("2tib", 2**41), ("1TB", 10**12)],
+     ("1g", 2**30), ("16m", 2**24), (" 3 kB ", 3000), ("4B", 4), ("4G", 2**32), ("4GB", 4 * 10**9),
+     ("4gB", 4 * 10**9), ("1GIB", 2**30),
+     ("1e3", 1000), (".5k", 512),
+     ("9007199254740993", 2**53 + 1), (2**63 - 1, 2**63 - 1), (2**53 + 1, 2**53 + 1), ("2tiB", 2**41), ("1TB", 10**12)],
 )  # fmt: skip
 def test_sizes(text, count):
     assert parse_bytes(text) == count
@@ -32,13 +34,27 @@ def test_sizes(text, count):
     [("two", "'two' is not a size"), ("", "'' is not a size"), ("2 parsecs", "no unit of size"),
      ("2gbit", "no unit of size"), ("-1GiB", "cannot be negative: '-1GiB'"), (-1, "cannot be negative: -1"),
      ("1e400", "is not a finite size"), (math.nan, "not a finite size"), (math.inf, "not a finite size"),
-     (True, "True is not a size"), (None, "None is not a size"), ("nan", "'nan' is not a size")],
+     (True, "True is not a size"), (None, "None is not a size"), ("nan", "'nan' is not a size"),
+     ("4Gi", "no unit of size"), ("4iB", "no unit of size"), (10**400, "not a finite size"),
+     ("16777216TiB", "more than any memory or file"), ("1e30GiB", "more than any memory or file"),
+     ("1e308TiB", "more than any memory or file"), (2**63, "more than any memory or file")],
 )  # fmt: skip
 def test_sizes_that_are_none(text, reason):
     with pytest.raises(UsageError, match=reason) as caught:
         parse_bytes(text, setting="budget")
     assert caught.value.setting == "budget"
     assert parse_bytes(caught.value.works) == 2**31
+
+
+@pytest.mark.parametrize(
+    ("text", "works"),
+    [("4Gb", "4GiB"), ("4Gib", "4GiB"), ("4gb", "4GiB"), ("1.5 kb", "1.5KiB"), ("8b", "8B")],
+)
+def test_a_small_b_is_a_bit_and_no_size(text, works):
+    with pytest.raises(UsageError, match=f"'{text}' ends in a small b, which is a bit") as caught:
+        parse_bytes(text, setting="memory")
+    assert (caught.value.setting, caught.value.works) == ("memory", works)
+    assert parse_bytes(works) > 0
 
 
 @pytest.mark.parametrize(
@@ -57,6 +73,7 @@ def test_rates(text, rate):
     [("fast", "'fast' is not a rate"), ("10", "no unit of rate"), ("1g", "no unit of rate"),
      ("0gbit", "must be above zero"), ("-1gbit", "must be above zero"), (0, "must be above zero"),
      (math.nan, "not a finite rate"), (math.inf, "not a finite rate"), ("1e999gbit", "not a finite rate"),
+     ("1e308tbit", "not a finite rate"), (10**400, "not a finite rate"),
      (True, "True is not a rate"), (None, "None is not a rate"), ("1ms", "no unit of rate")],
 )  # fmt: skip
 def test_rates_that_are_none(text, reason):

@@ -15,11 +15,14 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from plait.errors import FileError
+from plait.errors import FileError, UsageError
 
 FORMAT = "plait.checkpoint/1"
+NAME = "checkpoint.plait"
+"""What a checkpoint is called in its directory."""
 _HEADER_BYTES = 256
 _PIECE_BYTES = 1 << 22
+_THERE = "a checkpoint's path; resume=True with a directory begins at step 0 where there is none yet"
 _ANOTHER = "an earlier checkpoint, or start again without one"
 
 
@@ -45,6 +48,40 @@ class _Hashing:
         self._file.flush()
 
 
+def origin(*, resume: str | Path | bool | None, directory: str | Path | None, overwrite: bool) -> Path | None:
+    """The checkpoint that a run goes on from, or None where it begins at step 0.
+
+    ``resume`` is a checkpoint, a directory that holds one, or True for the one in ``directory`` where there
+    is one. A checkpoint in ``directory`` that the run would replace without going on from it is refused,
+    unless ``overwrite`` says so.
+    """
+    target = None if directory is None else Path(directory) / NAME
+    if resume is True:
+        if target is None or overwrite:
+            why = (
+                "has no directory to look in"
+                if target is None
+                else "and overwrite=True contradict each other"
+            )
+            raise UsageError(
+                f"resume=True {why}",
+                setting="resume",
+                works="resume with a directory" if target is None else "one of the two",
+            )
+        return target if target.exists() else None
+    source = None
+    if resume is not None and resume is not False:
+        source = Path(resume) / NAME if Path(resume).is_dir() else Path(resume)
+    same = source is not None and target is not None and source.resolve() == target.resolve()
+    if target is not None and target.exists() and not (same or overwrite):
+        raise FileError(
+            f"{target.parent} holds a checkpoint already, which this run would overwrite",
+            setting="directory",
+            works="'resume' to go on from it, 'overwrite' to begin again, or another directory",
+        )
+    return source
+
+
 def save(path: Path, state: dict[str, Any]) -> None:
     """Write a state of tensors and plain values, atomically and durably."""
     import torch
@@ -66,7 +103,7 @@ def load(path: Path, *, device: Any = "cpu") -> dict[str, Any]:
     import torch
 
     if not path.is_file():
-        raise FileError(f"there is no checkpoint {path}", setting="resume", works="a checkpoint's path")
+        raise FileError(f"there is no checkpoint {path}", setting="resume", works=_THERE)
     with path.open("rb") as file:
         header = _header(file.read(_HEADER_BYTES), path)
         size = path.stat().st_size - _HEADER_BYTES

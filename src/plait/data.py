@@ -120,7 +120,15 @@ class Batches:
             samples = list(self.dataset.__getitems__(list(rows)))
         else:
             samples = [self.dataset[row] for row in rows]
-        batch = self.collate(samples)
+        try:
+            batch = self.collate(samples)
+        except (TypeError, RuntimeError) as error:
+            what = ", ".join(sorted({type(sample).__name__ for sample in samples}))
+            raise UsageError(
+                f"{len(samples)} samples ({what}) do not make a batch: {' '.join(str(error).split())[:300]}",
+                setting="collate",
+                works="samples of equal shape, or a function of (samples) that pads or converts them",
+            ) from error
         if isinstance(batch, Mapping) and not isinstance(batch, dict):
             batch = dict(batch)  # a tokenizer's BatchEncoding, which torch does not look into
 

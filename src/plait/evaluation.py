@@ -29,7 +29,9 @@ class Evaluation:
     batch: int | None = None
     """Rows at a time; None is as many as a micro-batch has. The result is the same but for rounding."""
     metrics: Mapping[str, Importable] = field(default_factory=dict)
-    """More to report than the loss: by name, ``metric(output, batch)``, a mean like a loss."""
+    """More to report than the loss: by name, ``metric(output, batch)``, a mean like a loss, as a number or a
+    tensor of one element. Batches combine as sum(w*m)/sum(w), w being ``metric.weight(batch)``, or where it
+    has none, the weight of the loss."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "data", Factory.of(self.data, setting="evaluation.data"))
@@ -51,7 +53,9 @@ class Evaluation:
 
     def metric(self, name: str) -> functools.partial[Any]:
         """A metric by its name, imported."""
-        return cast(Factory, self.metrics[name]).load(setting=f"evaluation.metrics.{name}")
+        return cast(Factory, self.metrics[name]).load(
+            setting=f"evaluation.metrics.{name}", given=("output", "batch")
+        )
 
     def __hash__(self) -> int:
         return hash((self.data, self.every, self.batch, tuple(self.metrics.items())))
@@ -80,7 +84,7 @@ class Evaluator:
         for name in job.evaluation.metrics:
             metric = job.evaluation.metric(name)
             weight = getattr(metric.func, "weight", self._objective.weigh)
-            self._means[name] = (metric, weight)
+            self._means[name] = (functools.partial(_measured, name, metric), weight)
 
     @property
     def rows(self) -> int:
@@ -103,7 +107,7 @@ class Evaluator:
             batch = self._batches.fetch(cut, device=device)
             args, kwargs = self._objective.model_inputs(batch)
             with torch.no_grad(), self._objective.autocast(torch.device(device).type):
-                output = forward(*args, **kwargs)
+                output = self._objective.call(forward, args, kwargs)
                 for place, (mean, weigh) in enumerate(self._means.values()):
                     weight = float(weigh(batch))
                     if weight > 0:  # the mean over nothing is not a number
@@ -119,3 +123,20 @@ class Evaluator:
         ]
         metrics = dict(zip(self._means, means, strict=True))
         return Evaluated(step=step, loss=metrics.pop("loss"), metrics=metrics)
+
+
+def _measured(name: str, metric: Callable[..., Any], output: Any, batch: Any) -> float:
+    """One metric of one batch, checked."""
+    from plait.objective import described, explained
+
+    setting = f"evaluation.metrics.{name}"
+    with explained(f"metric {name!r}", setting=setting, works="such as plait.losses:accuracy"):
+        value = metric(output, batch)
+    try:
+        return float(value)
+    except (TypeError, ValueError, RuntimeError):
+        raise UsageError(
+            f"metric {name!r} returned {described(value)}",
+            setting=setting,
+            works="a mean: one number, or a tensor of one element",
+        ) from None

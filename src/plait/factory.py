@@ -16,7 +16,7 @@ import inspect
 import json
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -75,8 +75,11 @@ class Factory:
         """As JSON holds it."""
         return {"call": self.target, "arguments": dict(self.arguments)}
 
-    def load(self, *, setting: str) -> functools.partial[Any]:
-        """Import the function and return it with its arguments filled in, after checking that they fit."""
+    def load(self, *, setting: str, given: Sequence[str] | None = None) -> functools.partial[Any]:
+        """Import the function and return it with its arguments filled in, after checking that they fit.
+
+        ``given`` names what it will be called with, in order; None leaves that unchecked.
+        """
         function = _resolve(self.target, setting)
         try:
             signature = inspect.signature(function)
@@ -91,7 +94,20 @@ class Factory:
                         setting=setting,
                         works=f"one of: {', '.join(takes)}" if takes else "no arguments",
                     )
+        if given is not None:
+            self._check_call(signature, given, setting)
         return functools.partial(function, **self.arguments)
+
+    def _check_call(self, signature: inspect.Signature, given: Sequence[str], setting: str) -> None:
+        try:
+            signature.bind(*given, **self.arguments)
+        except TypeError as error:
+            names = ", ".join(given)
+            raise UsageError(
+                f"{self.target}({', '.join(signature.parameters)}) is called with ({names}): {error}",
+                setting=setting,
+                works=f"a function of ({names}), with a default or functools.partial for all else it takes",
+            ) from None
 
     def __hash__(self) -> int:
         return hash((self.target, json.dumps(self.arguments, sort_keys=True)))

@@ -26,7 +26,7 @@ from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast, get_args
 
-from plait.errors import FileError, UsageError
+from plait.errors import FileError, PlaitError, UsageError
 from plait.evaluation import Evaluation
 from plait.factory import Factory, Importable, load_file
 from plait.units import parse_bytes, parse_whole
@@ -55,6 +55,19 @@ _CHOICES: dict[str, tuple[str, ...]] = {
 }
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _MODEL_LOSS = "plait.losses:model_loss"
+_MAY_CHANGE = {"steps", "epochs", "evaluation", "priority", "strategy", "memory"}
+"""Fields that do not change what a step computes."""
+_GIVEN = {
+    "model": (),
+    "data": ("seed",),
+    "loss": ("output", "batch"),
+    "optimizer": ("parameters",),
+    "schedule": ("optimizer",),
+    "weight": ("batch",),
+    "inputs": ("batch",),
+    "collate": ("samples",),
+}
+"""What each function of a job is called with."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,7 +122,7 @@ class Job:
     priority: Priority = "foreground"
     """Background jobs take what foreground ones leave."""
     strategy: Strategy = "auto"
-    """How to train it; auto lets plait choose."""
+    """How to train it; auto lets plait choose. :mod:`plait.reference` trains every job plainly."""
     memory: str | int | None = None
     """Memory budget of each device, such as ``"2GiB"``; None is the device's own. Held in bytes."""
 
@@ -190,12 +203,13 @@ class Job:
 
     def build_batches(self) -> Batches:
         """The training data, as batches by step."""
-        return self._batches(cast(Factory, self.data).load(setting="data")(self.seed), self.batch)
+        return self._batches(self._load("data")(self.seed), self.batch)
 
     def build_evaluation(self) -> Batches:
         """The evaluation data; its ``batch`` is how many rows to take at a time."""
         assert self.evaluation is not None, "the job has no evaluation"
-        dataset = cast(Factory, self.evaluation.data).load(setting="evaluation.data")(self.seed)
+        data = cast(Factory, self.evaluation.data).load(setting="evaluation.data", given=_GIVEN["data"])
+        dataset = data(self.seed)
         rows = self.evaluation.batch or -(-self.batch // self.accumulate)
         return self._batches(dataset, min(rows, len(dataset)))
 
@@ -265,7 +279,7 @@ class Job:
         return self.steps if self.steps is not None else cast(int, self.epochs) * steps_per_epoch
 
     def _load(self, name: str) -> functools.partial[Any]:
-        return cast(Factory, getattr(self, name)).load(setting=name)
+        return cast(Factory, getattr(self, name)).load(setting=name, given=_GIVEN[name])
 
     # The job as text.
 
@@ -294,6 +308,14 @@ class Job:
         text = json.dumps(_plain(self), sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(text.encode()).hexdigest()
 
+    def differs(self, text: str) -> tuple[str, Any, Any] | None:
+        """The first field by which steps differ from those of a job in JSON text: its name, theirs, ours."""
+        then, now = json.loads(text), _plain(self)
+        for name, value in now.items():
+            if name not in _MAY_CHANGE and then.get(name) != value:
+                return name, then.get(name), value
+        return None
+
     @property
     def memory_bytes(self) -> int | None:
         """The memory budget of each device."""
@@ -306,7 +328,12 @@ def read_jobs(path: str | Path) -> list[Job]:
     if file.suffix not in (".json", ".py") or not file.is_file():
         raise FileError(f"there is no jobs file {file}", setting="path", works="jobs.py or job.json")
     if file.suffix == ".json":
-        return [Job.from_json(file.read_text())]
+        try:
+            return [Job.from_json(file.read_text())]
+        except PlaitError as error:
+            raise FileError(f"{file}: {error.what}", setting=error.setting, works=error.works) from None
+        except (OSError, UnicodeDecodeError) as error:
+            raise FileError(f"{file} cannot be read: {error}", setting="path", works="job.json") from None
     module = load_file(file)
     found = getattr(module, "jobs", [getattr(module, "job", None)])
     if not isinstance(found, (list, tuple)) or not found or not all(isinstance(job, Job) for job in found):
@@ -322,6 +349,18 @@ def read_jobs(path: str | Path) -> list[Job]:
                 f"{file} has {names.count(name)} jobs named {name!r}", setting="name", works=f"{name}-2"
             )
     return list(found)
+
+
+def read_job(path: str | Path, name: str | None = None) -> Job:
+    """One job of a file: the one of that name; without a name, the only one."""
+    jobs = read_jobs(path)
+    names = ", ".join(job.name for job in jobs)
+    if name is None and len(jobs) > 1:
+        raise UsageError(f"{path} has {len(jobs)} jobs", setting="job", works=f"the name of one: {names}")
+    for job in jobs:
+        if name is None or job.name == name:
+            return job
+    raise UsageError(f"{path} has no job {name!r}", setting="job", works=names)
 
 
 def _plain(value: Any) -> Any:

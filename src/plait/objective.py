@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import inspect
 import math
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.parallel import DistributedDataParallel
 
 from plait import losses
+from plait.compat import tree_leaves
 from plait.errors import UsageError
 
 
@@ -35,6 +40,28 @@ class Objective:
             return (), dict(given)
         return (tuple(given), {}) if isinstance(given, (tuple, list)) else ((given,), {})
 
+    def call(self, model: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The model's output for its inputs; inputs that it cannot take are told from its own mistakes."""
+        try:
+            return model(*args, **kwargs)
+        except (TypeError, AttributeError) as error:
+            odd = {type(leaf).__name__ for leaf in tree_leaves((args, kwargs)) if not _usable(leaf)}
+            if odd:
+                raise UsageError(
+                    f"the model cannot be called with {', '.join(sorted(odd))} in a batch: {reason(error)}",
+                    setting="data",
+                    works="samples of tensors and numbers, or a collate that makes tensors of them",
+                ) from error
+            mismatch = _mismatch(model, args, kwargs)
+            if mismatch is not None:
+                names = ", ".join([*(f"argument {i + 1}" for i in range(len(args))), *kwargs])
+                raise UsageError(
+                    f"the model cannot be called with {names}, which is what a batch holds: {mismatch}",
+                    setting="inputs",
+                    works="inputs(batch) that returns what forward takes: a dict for keywords, or a tuple",
+                ) from error
+            raise
+
     def autocast(self, device: str = "cpu") -> AbstractContextManager[Any]:
         """The precision of forward and loss; enter a new one for each unit of work, for it caches weights."""
         return torch.autocast(device, dtype=torch.bfloat16) if self.bf16 else nullcontext()
@@ -50,11 +77,13 @@ class Objective:
 
     def mean(self, output: Any, batch: Any) -> Tensor:
         """The loss of a batch, checked."""
-        loss = self.loss(output, batch)
+        with explained("the loss", setting="loss", works="such as plait.losses:cross_entropy"):
+            loss = self.loss(output, batch)
         if not isinstance(loss, Tensor) or loss.numel() != 1 or not loss.is_floating_point():
-            got = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else repr(loss)
             raise UsageError(
-                f"the loss returned {got}", setting="loss", works="a mean: one floating-point number"
+                f"the loss returned {described(loss)}",
+                setting="loss",
+                works="a mean: one floating-point number",
             )
         return loss.reshape(())
 
@@ -72,6 +101,44 @@ class Objective:
             return losses.nothing(output), 0.0
         mean = self.mean(output, batch)
         return mean * (weight * world / total), float(mean.detach()) * (weight / total)
+
+
+@contextmanager
+def explained(what: str, *, setting: str, works: str) -> Iterator[None]:
+    """Say of a loss or metric that trips over its arguments what those are, and where it tripped."""
+    try:
+        yield
+    except (TypeError, AttributeError) as error:
+        raise UsageError(
+            f"{what} failed when called with the model's output and the whole batch: {reason(error)}",
+            setting=setting,
+            works=f"a function of (output, batch), {works}",
+        ) from error
+
+
+def reason(error: Exception) -> str:
+    """What an error of somebody else's says, in one line, and where it was raised."""
+    frame = traceback.extract_tb(error.__traceback__)[-1]
+    return f"{' '.join(str(error).split())[:300]} ({Path(frame.filename).name}:{frame.lineno})"
+
+
+def described(value: Any) -> str:
+    """A value that was returned where one number was wanted."""
+    return f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else repr(value)[:100]
+
+
+def _usable(leaf: Any) -> bool:
+    return leaf is None or isinstance(leaf, (Tensor, bool, int, float))
+
+
+def _mismatch(model: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> str | None:
+    """Why a model's forward does not take these arguments, if it does not."""
+    inner = model.module if isinstance(model, DistributedDataParallel) else model
+    try:
+        inspect.signature(getattr(inner, "forward", inner)).bind(*args, **kwargs)
+    except (TypeError, ValueError) as error:
+        return str(error)
+    return None
 
 
 def all_inputs(batch: Any) -> Any:

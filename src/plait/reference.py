@@ -9,14 +9,12 @@ the loss of the whole batch, to rounding. A rank with no rows runs rank 0's with
 What differs under DDP, as it always does: ranks draw their own dropout masks, and BatchNorm normalises
 by each rank's own rows and keeps rank 0's statistics.
 
-Run as a worker:  ``torchrun --nproc-per-node 2 -m plait.reference job.json --directory runs/first``
+Run as a worker:  ``torchrun --nproc-per-node 2 -m plait.reference jobs.py --directory runs/first --resume``
 """
 
 from __future__ import annotations
 
-import json
 import math
-import sys
 import time
 import traceback
 import warnings
@@ -37,14 +35,10 @@ from plait.errors import FileError, NonfiniteError, UsageError
 from plait.evaluation import Evaluated, Evaluator
 from plait.job import Job
 from plait.objective import Objective
-from plait.worker import Place
 from plait.world import World
 
-CHECKPOINT = "checkpoint.plait"
+CHECKPOINT = checkpoint.NAME
 """The name of the checkpoint in a directory."""
-
-_MAY_CHANGE = {"steps", "epochs", "evaluation", "priority", "strategy", "memory"}
-"""Fields of a job that do not change what a step computes: a checkpoint fits a job that differs in these."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,19 +103,23 @@ class _Run:
 def train(
     job: Job,
     *,
-    resume: str | Path | None = None,
+    resume: str | Path | bool | None = None,
     directory: str | Path | None = None,
+    overwrite: bool = False,
     save_every: int | None = None,
     stop_after: int | None = None,
     on_step: Callable[[Step], None] | None = None,
     attach: Callable[[nn.Module], object] | None = None,
     device: torch.device | str | None = None,
 ) -> Result:
-    """Train a job and return its result.
+    """Train a job plainly, whatever its strategy and memory say, and return its result.
 
     Args:
-        resume: A checkpoint, or the directory that holds one, to go on from.
-        directory: Where to write a checkpoint, every ``save_every`` steps and at the end.
+        resume: A checkpoint, or the directory that holds one, to go on from. True goes on from the one in
+            ``directory``, and begins at step 0 where there is none yet: the same call survives restarts.
+        directory: Where to write a checkpoint, every ``save_every`` steps and at the end. Workers on several
+            hosts resume only from a directory that all of them see.
+        overwrite: Replace a checkpoint in ``directory`` that the run does not go on from.
         stop_after: Stop once this many steps of the job are done.
         on_step: Called on every rank after each step.
         attach: Called once with the model, wrapped in DDP where there is more than one worker.
@@ -130,10 +128,13 @@ def train(
     for name, value in (("save_every", save_every), ("stop_after", stop_after)):
         if value is not None and value < 1:
             raise UsageError(f"{name} is {value}", setting=name, works="1 or more")
+    if save_every is not None and directory is None:
+        raise UsageError("save_every has no directory to save in", setting="directory", works="runs/first")
     with reproducible(job.threads), World.join(device) as world:
+        origin = checkpoint.origin(resume=resume, directory=directory, overwrite=overwrite)
         run = _build(job, world)
-        if resume is not None:
-            _restore(run, Path(resume))
+        if origin is not None:
+            _restore(run, origin)
         world.agree({"job": job.digest[:12], "step": len(run.losses)})
         total = job.total_steps(run.batches.steps_per_epoch)
         last = total if stop_after is None else min(total, stop_after)
@@ -183,7 +184,10 @@ def _data_parallel(run: _Run) -> Iterator[None]:
     try:
         yield
     except BaseException as error:
-        traceback.clear_frames(error.__traceback__)
+        cause: BaseException | None = error
+        while cause is not None:
+            traceback.clear_frames(cause.__traceback__)
+            cause = cause.__cause__ or cause.__context__
         raise
     finally:
         run.forward = run.model
@@ -254,7 +258,7 @@ def _gradients(run: _Run, step: int) -> tuple[float, float]:
         final = number == len(micro_batches) - 1
         with nullcontext() if ddp is None or final else ddp.no_sync():
             with objective.autocast(world.device.type):
-                output = run.forward(*args, **kwargs)
+                output = objective.call(run.forward, args, kwargs)
                 part, value = objective.share(output, batch, weight=weight, total=total, world=world.size)
             part.backward()  # type: ignore[no-untyped-call]
         loss += value
@@ -319,18 +323,16 @@ def _save(run: _Run, file: Path) -> None:
     checkpoint.save(file, state)
 
 
-def _restore(run: _Run, path: Path) -> None:
-    file = path / CHECKPOINT if path.is_dir() else path
+def _restore(run: _Run, file: Path) -> None:
     state = checkpoint.load(file, device=run.world.device)
-    then, now = json.loads(state["job"]), json.loads(run.job.to_json())
-    for name in now:
-        if name not in _MAY_CHANGE and then.get(name) != now[name]:
-            raise FileError(
-                f"checkpoint {file} is of another job: its {name} is {then.get(name)!r}, and this job's is "
-                f"{now[name]!r}",
-                setting=name,
-                works=repr(then.get(name)),
-            )
+    other = run.job.differs(state["job"])
+    if other is not None:
+        name, then, now = other
+        raise FileError(
+            f"checkpoint {file} is of another job: its {name} is {then!r}, and this job's is {now!r}",
+            setting=name,
+            works=repr(then),
+        )
     try:
         run.model.load_state_dict(state["model"])
         run.optimizer.load_state_dict(state["optimizer"])
@@ -348,23 +350,7 @@ def _restore(run: _Run, path: Path) -> None:
     run.skipped = list(state["skipped"])
 
 
-def main(arguments: list[str] | None = None) -> None:
-    """Train the job of a JSON file as one worker; rank 0 prints the result as JSON."""
-    import argparse
-
-    parser = argparse.ArgumentParser(prog="python -m plait.reference", description=main.__doc__)
-    parser.add_argument("job", type=Path, help="a job as Job.to_json wrote it")
-    parser.add_argument("--directory", type=Path, help="where to write a checkpoint")
-    parser.add_argument("--save-every", type=int, help="steps between checkpoints")
-    parser.add_argument("--resume", type=Path, help="a checkpoint to go on from")
-    given = parser.parse_args(arguments)
-    job = Job.from_json(given.job.read_text())
-    result = train(job, directory=given.directory, save_every=given.save_every, resume=given.resume)
-    if Place.from_environment().rank == 0:
-        told = {"job": job.name, "steps": result.steps, "seconds": result.seconds, "losses": result.losses}
-        told["evaluations"] = [asdict(evaluated) for evaluated in result.evaluations]
-        sys.stdout.write(json.dumps(told) + "\n")
-
-
 if __name__ == "__main__":
-    main()
+    from plait.reference_worker import main
+
+    raise SystemExit(main())

@@ -9,13 +9,13 @@ import re
 from plait.errors import UsageError
 
 _NUMBER = re.compile(r"\s*([-+]?(?:\d+\.?\d*|\.\d+)(?:e[-+]?\d+)?)\s*([a-zA-Zµμ/]*)\s*", re.IGNORECASE)
+_SIZE = re.compile(r"(?i:([kmgt]?))(?:((?i:i)?)(B|b))?")
 _RATE = re.compile(r"(?i:([kmgt]?)(i?))(?:(b|(?i:bit))|B)(?i:/s|ps)?")
 
 _DECIMAL = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
 _BINARY = {"": 1, "k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40}
-_BYTES = {"b": 1, **_BINARY,
-          **{f"{prefix}b": scale for prefix, scale in _DECIMAL.items()},
-          **{f"{prefix}ib": scale for prefix, scale in _BINARY.items() if prefix}}  # fmt: skip
+_MOST_BYTES = 2**63
+"""Offsets and counters of the system are signed 64-bit numbers; beyond, they wrap around."""
 _SECONDS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "μs": 1e-6, "ns": 1e-9}
 
 
@@ -31,21 +31,44 @@ def _split(value: object, what: str, setting: str, works: str) -> tuple[int | fl
         number, unit = value, None
     else:
         raise UsageError(f"{value!r} is not a {what}", setting=setting, works=works)
-    if not math.isfinite(number):
+    if not _is_finite(number):
         raise UsageError(f"{value!r} is not a finite {what}", setting=setting, works=works)
     return number, unit
 
 
+def _is_finite(number: int | float) -> bool:
+    try:
+        return math.isfinite(number)
+    except OverflowError:  # a whole number that no float holds
+        return False
+
+
 def parse_bytes(text: str | int | float, *, setting: str = "memory") -> int:
-    """Read a size: ``"2GiB"``, ``"512MB"``, ``4096``. A bare ``k/m/g/t`` is binary."""
+    """Read a size: ``"2GiB"``, ``"512MB"``, ``4096``. A bare ``k/m/g/t`` is binary.
+
+    A small ``b`` is a bit wherever networks are sold, and in :func:`parse_rate`: nobody can tell what
+    ``4Gb`` of memory was meant to be, so it is refused.
+    """
     works = "2GiB"
     number, unit = _split(text, "size", setting, works)
-    scale = _BYTES.get((unit or "").lower())
-    if scale is None:
+    match = _SIZE.fullmatch(unit or "")
+    if match is None or (match[2] and not match[1]):
         raise UsageError(f"{text!r} has no unit of size that plait knows", setting=setting, works=works)
+    prefix, binary, byte = match.groups()
+    if byte == "b":
+        raise UsageError(
+            f"{text!r} ends in a small b, which is a bit; sizes are in bytes",
+            setting=setting,
+            works=f"{number:g}{prefix.upper()}iB" if prefix else f"{number:g}B",
+        )
+    scale = (_BINARY if binary or not byte else _DECIMAL)[prefix.lower()]
     if number < 0:
         raise UsageError(f"a size cannot be negative: {text!r}", setting=setting, works=works)
-    return round(number * scale)
+    count = number * scale
+    if count >= _MOST_BYTES:
+        what = f"{text!r} is more than any memory or file can hold, {format_bytes(_MOST_BYTES)}"
+        raise UsageError(what, setting=setting, works=works)
+    return round(count)
 
 
 def parse_rate(text: str | int | float, *, setting: str = "rate") -> float:
@@ -64,6 +87,8 @@ def parse_rate(text: str | int | float, *, setting: str = "rate") -> float:
         rate *= (_BINARY if binary else _DECIMAL)[prefix.lower()] / (8 if bits else 1)
     if not rate > 0:
         raise UsageError(f"a rate must be above zero: {text!r}", setting=setting, works=works)
+    if rate == math.inf:
+        raise UsageError(f"{text!r} is not a finite rate", setting=setting, works=works)
     return rate
 
 

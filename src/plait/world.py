@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
@@ -55,7 +56,8 @@ class World:
             elif place.world == 1:
                 yield cls(place=place, device=where)
             else:
-                dist.init_process_group("nccl" if where.type == "cuda" else "gloo", timeout=PATIENCE)
+                backend = "nccl" if where.type == "cuda" else "gloo"
+                dist.init_process_group(backend, timeout=PATIENCE, **_store_of_this_attempt(place))
                 try:
                     yield cls(place=place, device=where)
                 finally:
@@ -89,3 +91,20 @@ class World:
         if self.size > 1:
             for tensor in tensors:
                 dist.broadcast(tensor, 0)
+
+
+def _store_of_this_attempt(place: Place) -> dict[str, Any]:
+    """Where workers that torchrun has started again meet, as arguments of ``init_process_group``.
+
+    torchrun's agent keeps one store for all attempts (torch 2.13), in which workers may still find the
+    addresses of those that died; so each attempt gets keys of its own. Agents on several hosts count them
+    differently, so nothing changes there: TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 makes a new store each time.
+    """
+    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    kept = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    if attempt == "0" or not kept or place.local_world < place.world:
+        return {}
+    torch_distributed: Any = dist  # whose stub does not export its stores
+    agent = torch_distributed.TCPStore(place.address, place.port, is_master=False, timeout=PATIENCE)
+    store = torch_distributed.PrefixStore(f"attempt_{attempt}", agent)
+    return {"store": store, "rank": place.rank, "world_size": place.world}

@@ -141,7 +141,14 @@ def test_check_fails_where_rates_cannot_be_kept(loopback: None) -> None:
     code, out, said = call("check", "--hosts", "2", "--rate", "100mbit", "--size", "1KiB")
     assert code == 1
     assert "not shaped" in out
+    verdict = (
+        "100mbit was asked, and links that are not shaped (PLAIT_LAB_LOOPBACK is set) cannot keep it: fails"
+    )
+    assert verdict in out
     assert "PLAIT_LAB_LOOPBACK is set" in said
+    code, out, _ = call("check", "--hosts", "2", "--rate", "none", "--size", "1KiB")
+    assert code == 0
+    assert "was asked" not in out
     code, out, _ = call("check", "--hosts", "2", "--rate", "none", "--size", "1KiB", "--json")
     assert code == 0
     assert json.loads(out)["checks"][0]["holds"] is None

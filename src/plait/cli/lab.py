@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import signal
-import sys
-from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import asdict
 from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -24,7 +22,6 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-_ENDS = (signal.SIGTERM, signal.SIGHUP)
 CHECK_FORMAT = "plait.lab.check/1"
 RUN_FORMAT = "plait.lab.run/1"
 CLEAN_FORMAT = "plait.lab.clean/1"
@@ -48,14 +45,15 @@ def run(
 
     Ends with 0, or as the first worker that failed (128 + n when signal n ended it).
     """
+    from plait.destination import make_folder
     from plait.lab import Lab
 
-    with _signals_as_exits():
-        with Lab(hosts=hosts, rate=_rate(rate), trace=trace, memory=memory, cores=cores) as lab:
-            outcome = lab.run(
-                command, per_host=per_host, show=_to_stderr if as_json else _to_stdout, logs=logs
-            )
-        _report_run(lab, outcome, as_json)
+    prepared = Lab(hosts=hosts, rate=_rate(rate), trace=trace, memory=memory, cores=cores)
+    if logs is not None:
+        make_folder(logs, setting="--logs")
+    with prepared as lab:
+        outcome = lab.run(command, per_host=per_host, show=_to_stderr if as_json else _to_stdout, logs=logs)
+    _report_run(lab, outcome, as_json)
     if outcome.exit_code:
         raise typer.Exit(outcome.exit_code)
 
@@ -79,16 +77,15 @@ def check(
     asked = [(_count(n), _rate(r)) for n in _each(hosts) for r in _each(rate)]
     labs = [Lab(hosts=count, rate=one) for count, one in asked]
     results: list[dict[str, object]] = []
-    with _signals_as_exits():
-        for prepared, (_, one) in zip(labs, asked, strict=True):
-            with prepared as lab:
-                for size_bytes in sizes:
-                    pairs = len(lab.hosts) * (len(lab.hosts) - 1)
-                    with closing(measure_bandwidth(lab, size_bytes)) as measuring:
-                        transfers = [next(measuring) for _ in track(range(pairs), "measuring links")]
-                    results.append(_result(lab, one is not None, transfers))
-                    if not as_json:
-                        _print_matrix(len(lab.hosts), transfers)
+    for prepared, (_, one) in zip(labs, asked, strict=True):
+        with prepared as lab:
+            for size_bytes in sizes:
+                pairs = len(lab.hosts) * (len(lab.hosts) - 1)
+                with closing(measure_bandwidth(lab, size_bytes)) as measuring:
+                    transfers = [next(measuring) for _ in track(range(pairs), "measuring links")]
+                results.append(_result(lab, one is not None, transfers))
+                if not as_json:
+                    _print_matrix(lab, one, transfers)
     holds = all(result["holds"] is not False for result in results)
     if as_json:
         print_json({"format": CHECK_FORMAT, "holds": holds, "checks": results})
@@ -184,11 +181,11 @@ def _result(lab: Lab, shaped: bool, transfers: Sequence[Transfer]) -> dict[str, 
     }
 
 
-def _print_matrix(hosts: int, transfers: Sequence[Transfer]) -> None:
+def _print_matrix(lab: Lab, rate: str | None, transfers: Sequence[Transfer]) -> None:
     from plait.cli.console import print_table
     from plait.units import format_bytes, format_rate
 
-    asked = transfers[0].asked_bytes_per_second
+    hosts, asked = len(lab.hosts), transfers[0].asked_bytes_per_second
     rows = []
     for source in range(hosts):
         cells = {t.target: _cell(t) for t in transfers if t.source == source}
@@ -201,26 +198,11 @@ def _print_matrix(hosts: int, transfers: Sequence[Transfer]) -> None:
         verdicts = {None: "not judged above 1 Gbit/s", True: "holds", False: "off by more than 10%"}
         held = all(t.holds for t in transfers) if transfers[0].holds is not None else None
         typer.echo(f"goodput {min(shares):.1%} to {max(shares):.1%} of asked: {verdicts[held]}\n")
+    elif rate is not None:
+        typer.echo(f"{rate} was asked, and links that are not shaped ({lab.missing}) cannot keep it: fails\n")
 
 
 def _cell(transfer: Transfer) -> str:
     got = transfer.bytes_per_second * 8 / 1e6
     asked = transfer.asked_bytes_per_second
     return f"{got:.1f}" if asked is None else f"{got:.1f} of {asked * 8 / 1e6:g}"
-
-
-@contextmanager
-def _signals_as_exits() -> Iterator[None]:
-    """Let SIGTERM and SIGHUP leave blocks as Ctrl-C does, so that a lab ends in order."""
-
-    def leave(number: int, frame: FrameType | None) -> None:
-        for other in _ENDS:
-            signal.signal(other, signal.SIG_IGN)  # once is enough; more would disturb the cleaning up
-        sys.exit(128 + number)
-
-    before = {number: signal.signal(number, leave) for number in _ENDS}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

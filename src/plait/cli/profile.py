@@ -54,15 +54,9 @@ def _shown(file: Path) -> Profile | None:
 
 
 def _chosen(file: Path, name: str | None) -> Job:
-    from plait.job import read_jobs
+    from plait.job import read_job, read_jobs
 
-    jobs = read_jobs(file)
-    for job in jobs:
-        if name is None or job.name == name:
-            return job
-    raise UsageError(
-        f"{file} has no job {name!r}", setting="--job", works=", ".join(job.name for job in jobs)
-    )
+    return read_jobs(file)[0] if name is None else read_job(file, name)
 
 
 def _sizes(text: str) -> list[int]:

@@ -66,6 +66,8 @@ class Attachment:
         self.plain: Hook | None = None
         """What reduces a bucket that is not to be compressed."""
         self.on_detach: Callable[[], None] | None = None
+        self.automatic = False
+        """Made because the environment asked for it: one that the script asks for takes its place."""
         parameters = parameters_of(model)
         self.selected = select(
             described(model), compression.bits, compression.rules, smallest=compression.smallest

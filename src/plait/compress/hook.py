@@ -90,10 +90,13 @@ def attach_ddp(
 ) -> Attachment:
     """Compress the gradients that a DistributedDataParallel exchanges."""
     trampoline = _trampolines.get(ddp)
-    if trampoline is not None and isinstance(getattr(trampoline.target, "__self__", None), Attachment):
-        raise UsageError(
-            "gradients of this model are compressed already", setting="model", works="detach() it first"
-        )
+    present = getattr(trampoline and trampoline.target, "__self__", None)
+    if isinstance(present, Attachment):
+        if not present.automatic:
+            raise UsageError(
+                "gradients of this model are compressed already", setting="model", works="detach() it first"
+            )
+        present.detach()
     attachment = Attachment(ddp.module, ddp.process_group, compression, timeline)
     if trampoline is None:
         trampoline = Trampoline(ddp.process_group)

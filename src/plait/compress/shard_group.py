@@ -251,6 +251,22 @@ def groups_of(model: nn.Module) -> tuple[ShardGroup, ...]:
     return tuple(found.values())
 
 
+def is_compressed(model: nn.Module) -> bool:
+    """Whether something is attached to a part of the model."""
+    groups = (
+        group
+        for module in model.modules()
+        if isinstance(module, FSDPModule)
+        for group in module._get_fsdp_state()._fsdp_param_groups
+    )
+    return any(
+        isinstance(group._reduce_scatter_comm, _Comm)
+        or isinstance(group._all_gather_comm, _Comm)
+        or isinstance(getattr(group.mesh_info, "replicate_process_group", None), _Reducing)
+        for group in groups
+    )
+
+
 def agree_all(groups: Sequence[ShardGroup], settings: Mapping[str, str]) -> None:
     """Raise on every worker where they were not all told the same, before anything is sent."""
     facts = dict(settings)

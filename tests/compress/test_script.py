@@ -1,0 +1,391 @@
+"""Scripts that know nothing of plait: what is attached, who wins, and what is said."""
+
+import contextlib
+import importlib.metadata
+import io
+import os
+import re
+import runpy
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from plait.errors import UsageError
+
+SCRIPTS = Path(__file__).parents[1] / "scripts"
+FOUR = "bits=4,decline=false"
+RESULT = re.compile(r"result (\d) ([\d.]+) (\w+)")
+SENT = re.compile(r"plait: rank 0 sent [\d.]+ KiB in place of [\d.]+ MiB, ([\d.]+) times fewer")
+
+
+def results(text):
+    """Loss and digest of the parameters by rank."""
+    return {int(rank): (float(loss), digest) for rank, loss, digest in RESULT.findall(text)}
+
+
+def torchrun(script, *words, **environment):
+    """Run a script on two workers, as a user would."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    kept = {name: value for name, value in os.environ.items() if name != "PLAIT_COMPRESS"}
+    return subprocess.run(
+        [*command, str(script), *map(str, words)],
+        capture_output=True, text=True, check=False, timeout=240,
+        env={**kept, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", **environment},
+    )  # fmt: skip
+
+
+def as_it_is(script, *words):
+    """One worker of a script that runs without plait, in a process that has torch already."""
+    sys.argv = [script, *words]
+    text = io.StringIO()
+    with contextlib.redirect_stdout(text):
+        runpy.run_path(script, run_name="__main__")
+    return text.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("name", "package", "extra", "compressed", "exact"),
+    [
+        ("ddp.py", "torch", None, 2, 2),
+        ("fsdp.py", "torch", None, 3, 3),
+        ("trainer_hf.py", "accelerate", "hf", 10, 18),
+        ("trainer_lightning.py", "lightning", "lightning", 2, 2),
+    ],
+)
+def test_an_unmodified_script_is_compressed(name, package, extra, compressed, exact, ranks, tmp_path):
+    try:
+        importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        pytest.skip(f"{package} is missing: pip install 'plait[{extra}]'")
+    words = [] if extra is None else [str(tmp_path)]
+    done = torchrun(SCRIPTS / name, *words, PLAIT_COMPRESS=FOUR)
+    assert done.returncode == 0, done.stderr
+    said = [line for line in done.stderr.splitlines() if line.startswith("plait: ")]
+    assert len(said) == 2
+    assert said[0] == (
+        f"plait: gradients of {compressed} parameters in 4 bits, of {exact} exact "
+        "(PLAIT_COMPRESS=off switches this off)"
+    )
+    assert 7 < float(SENT.fullmatch(said[1]).group(1)) < 8
+    script = str(SCRIPTS / name)
+    elastic = {"TORCHELASTIC_RUN_ID": "none", "GROUP_RANK": "0", "PLAIT_COMPRESS": "off"}
+    plain = results("".join(ranks(2, as_it_is, script, *words, group=False, environment=elastic)))
+    ours = results(done.stdout)
+    assert sorted(ours) == sorted(plain) == [0, 1]
+    assert len({digest for _, digest in ours.values()}) == 1, "the ranks' parameters differ"
+    assert ours[0][1] != plain[0][1], "nothing was rounded"
+    for rank in (0, 1):
+        assert ours[rank][0] == pytest.approx(plain[rank][0], rel=0.02)
+
+
+# From here on, in one process each: what a script does after `import torch` has run plait's entry point.
+
+
+def said_by(function, *args):
+    """What rank 0 says while a function runs, with plait in the process as an import of torch puts it."""
+    import plait_autoload
+
+    plait_autoload.autoload()
+    text = io.StringIO()
+    with contextlib.redirect_stderr(text):
+        value = function(*args)
+    return value, text.getvalue()
+
+
+def small_model():
+    import torch
+    from torch import nn
+
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(32, 64), nn.ReLU(), nn.Linear(64, 32))
+
+
+def gradients(model):
+    """Of one step whose data differ from rank to rank."""
+    import torch
+    import torch.distributed as dist
+
+    x = torch.randn(8, 32, generator=torch.Generator().manual_seed(dist.get_rank()))
+    model(x).square().mean().backward()
+    return [parameter.grad.clone() for parameter in model.parameters()]
+
+
+def with_own_hook():
+    from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
+    from torch.nn.parallel import DistributedDataParallel
+
+    def script():
+        ddp = DistributedDataParallel(small_model())
+        calls = []
+
+        def own_hook(state, bucket):
+            calls.append(state)
+            return allreduce_hook(None, bucket)
+
+        ddp.register_comm_hook("mine", own_hook)
+        with pytest.raises(RuntimeError, match="can only be called once"):
+            ddp.register_comm_hook("again", own_hook)
+        return gradients(ddp), calls
+
+    (ours, calls), said = said_by(script)
+    os.environ["PLAIT_COMPRESS"] = "off"
+    plain = gradients(DistributedDataParallel(small_model()))
+    return calls, said, all(a.equal(b) for a, b in zip(ours, plain, strict=True))
+
+
+def test_a_hook_of_the_scripts_own_wins(ranks):
+    (calls, said, equal), (_, other, other_equal) = ranks(
+        2, with_own_hook, environment={"PLAIT_COMPRESS": FOUR}
+    )
+    assert calls == ["mine"]
+    assert equal
+    assert other_equal
+    first, second = said.splitlines()
+    assert "in 4 bits" in first
+    assert second.startswith("plait: the script's own communication hook with_own_hook")
+    assert second.endswith("own_hook takes over: NOT compressed")
+    assert other == ""
+
+
+def mixed_precision():
+    import torch
+    from torch.nn.parallel import DistributedDataParallel
+    from torch.nn.parallel.distributed import _MixedPrecision
+
+    policy = _MixedPrecision(param_dtype=torch.float32)
+    return said_by(lambda: DistributedDataParallel(small_model(), mixed_precision=policy) and None)[1]
+
+
+def test_a_hook_that_torch_registers_while_wrapping_wins(ranks):
+    said, _ = ranks(2, mixed_precision, environment={"PLAIT_COMPRESS": FOUR})
+    assert said == "plait: DistributedDataParallel has a communication hook of its own: NOT compressed\n"
+
+
+def made_and_gone():
+    import gc
+    import weakref
+
+    from torch.nn.parallel import DistributedDataParallel
+
+    def script():
+        ddp = DistributedDataParallel(small_model())
+        gradients(ddp)
+        return weakref.ref(ddp)
+
+    def both():
+        dead = script()
+        gc.collect()
+        return dead() is None
+
+    return said_by(both)
+
+
+def test_a_model_is_not_kept_alive_and_says_what_it_saved_when_it_goes(ranks):
+    (gone, said), _ = ranks(2, made_and_gone, environment={"PLAIT_COMPRESS": FOUR})
+    assert gone
+    assert re.fullmatch(r"plait: gradients of 2 .*\nplait: rank 0 sent .* KiB in place of .*\n", said)
+
+
+def mistyped():
+    import torch.distributed as dist
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard as unchanged
+    from torch.nn.parallel import DistributedDataParallel
+
+    def script():
+        from torch.distributed.fsdp import fully_shard
+
+        assert fully_shard is not unchanged
+        mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+        errors = []
+        for make in (DistributedDataParallel, lambda model: fully_shard(model, mesh=mesh)):
+            with pytest.raises(UsageError) as raised:
+                make(small_model())
+            errors.append(str(raised.value))
+        return errors
+
+    return said_by(script)[0]
+
+
+def test_a_mistyped_value_ends_the_script_where_a_model_is_made(ranks):
+    for errors in ranks(2, mistyped, environment={"PLAIT_COMPRESS": "atuo"}):
+        assert (
+            errors
+            == ["PLAIT_COMPRESS: bits cannot be 'atuo' (setting: PLAIT_COMPRESS); works: bits=4 or bits=auto"]
+            * 2
+        )
+
+
+def wrapped_twice():
+    from torch.nn.parallel import DistributedDataParallel
+
+    import plait_autoload
+
+    plait_autoload.autoload()
+    once = DistributedDataParallel.__init__, DistributedDataParallel.register_comm_hook, list(sys.meta_path)
+    plait_autoload.autoload()
+    again = DistributedDataParallel.__init__, DistributedDataParallel.register_comm_hook, list(sys.meta_path)
+    return once == again, once[0].__name__, once[0].__wrapped__.__qualname__
+
+
+def test_torch_is_changed_once(ranks):
+    ((same, name, original),) = ranks(1, wrapped_twice, environment={"PLAIT_COMPRESS": FOUR})
+    assert same
+    assert name == "__init__"
+    assert original == "DistributedDataParallel.__init__"
+
+
+def alone():
+    from torch.nn.parallel import DistributedDataParallel
+
+    return said_by(lambda: len(gradients(DistributedDataParallel(small_model()))))
+
+
+def test_a_worker_that_is_alone_has_nothing_to_compress(ranks):
+    assert ranks(1, alone, environment={"PLAIT_COMPRESS": FOUR}) == [(4, "")]
+
+
+def too_small():
+    from torch import nn
+    from torch.nn.parallel import DistributedDataParallel
+
+    return said_by(lambda: DistributedDataParallel(nn.Linear(4, 4)) and None)[1]
+
+
+def test_a_model_without_large_parameters_is_said_to_stay_uncompressed(ranks):
+    said, _ = ranks(2, too_small, environment={"PLAIT_COMPRESS": "auto"})
+    assert said == (
+        "plait: gradients of all 2 parameters stay uncompressed: none is large enough "
+        "(PLAIT_COMPRESS=off switches this off)\n"
+    )
+
+
+def sharded():
+    def script():
+        import torch.distributed as dist
+        from torch.distributed.device_mesh import init_device_mesh
+        from torch.distributed.fsdp import fully_shard
+
+        mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+        model = small_model()
+        fully_shard(model[0], mesh=mesh)
+        fully_shard(model, mesh=mesh)
+        gradients(model)
+        gradients(model)
+
+    return "torch.distributed.fsdp" in sys.modules, said_by(script)[1]
+
+
+def test_fully_shard_is_found_where_it_was_imported_before(ranks):
+    (was_there, said), _ = ranks(2, sharded, environment={"PLAIT_COMPRESS": "auto,decline=false"})
+    assert was_there
+    assert said == (
+        "plait: gradients of 2 parameters in 4 bits, of 2 exact (PLAIT_COMPRESS=off switches this off)\n"
+    )
+
+
+def run_by_a_method():
+    def script():
+        import torch
+        import torch.distributed as dist
+        from torch import nn
+        from torch.distributed.device_mesh import init_device_mesh
+        from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
+
+        class Network(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.first, self.second = nn.Linear(32, 64), nn.Linear(64, 32)
+
+            def loss(self, x):
+                return self.second(self.first(x)).square().mean()
+
+        mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+        model = Network()
+        fully_shard(model.first, mesh=mesh)
+        fully_shard(model, mesh=mesh)
+        register_fsdp_forward_method(model, "loss")
+        other = fully_shard(small_model(), mesh=mesh)
+        model.loss(torch.ones(1, 32)).backward()
+        return [len(module._forward_pre_hooks) for module in (model, model.first, other)]
+
+    return said_by(script)
+
+
+def test_the_whole_model_is_attached_when_only_a_part_of_it_is_called(ranks):
+    (hooks, said), _ = ranks(2, run_by_a_method, environment={"PLAIT_COMPRESS": FOUR})
+    assert said.count("\n") == 1
+    assert "gradients of 2 parameters in 4 bits" in said
+    assert hooks == [1, 1, 2], "torch's own, and ours where a model still waits"
+
+
+def first_fsdp():
+    def script():
+        from torch.distributed.fsdp import FullyShardedDataParallel
+
+        for _ in range(2):
+            with contextlib.suppress(RuntimeError):  # torch refuses where there is no accelerator
+                FullyShardedDataParallel(small_model())
+
+    return said_by(script)[1]
+
+
+def test_fsdp1_is_said_not_to_be_compressed(ranks):
+    said, _ = ranks(2, first_fsdp, environment={"PLAIT_COMPRESS": FOUR})
+    assert said == (
+        "plait: FullyShardedDataParallel (FSDP1) is NOT compressed; "
+        "models made with fully_shard (FSDP2) are\n"
+    )
+
+
+def compiled():
+    def script():
+        import torch
+        import torch.distributed as dist
+        from torch.distributed.device_mesh import init_device_mesh
+        from torch.distributed.fsdp import fully_shard
+
+        mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+        model = small_model()
+        fully_shard(model[0], mesh=mesh)
+        fully_shard(model, mesh=mesh)
+        shown = torch.compile(model, backend="eager")
+        gradients(shown)
+        return len(gradients(shown))
+
+    return said_by(script)
+
+
+def test_a_sharded_model_may_be_compiled(ranks):
+    (count, said), _ = ranks(2, compiled, environment={"PLAIT_COMPRESS": FOUR})
+    assert count == 4
+    assert said.count("plait: ") == 1
+    assert "gradients of 2 parameters in 4 bits" in said
+
+
+def with_own_attach():
+    from torch.distributed.fsdp import fully_shard
+    from torch.nn.parallel import DistributedDataParallel
+
+    import plait.compress
+
+    def script():
+        ddp = DistributedDataParallel(small_model())
+        attachment = plait.compress.attach(ddp, bits=8, decline=False)
+        gradients(ddp)
+        sharded = small_model()
+        fully_shard(sharded)
+        own = plait.compress.attach(sharded, bits=8, decline=False)
+        gradients(sharded)
+        return attachment.report(), own.report()
+
+    return said_by(script)[0]
+
+
+def test_an_attachment_of_the_scripts_own_wins_too(ranks):
+    for reports in ranks(2, with_own_attach, environment={"PLAIT_COMPRESS": FOUR}):
+        for report in reports:
+            assert set(report.bits.values()) == {8, 32}
+            assert 3 < report.total.ratio < 4
