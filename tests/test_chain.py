@@ -70,9 +70,9 @@ def test_live_values(chain):
     assert set(chain.outputs) == set(chain.live(8))
 
 
-@pytest.mark.parametrize("place", [-1, 9, 17])
+@pytest.mark.parametrize("place", [-1, 9, 17, 1.5, "a", None, True])
 def test_a_cut_that_is_not_there(chain, place):
-    with pytest.raises(UsageError, match=f"no cut before block {place} in a chain of 8 blocks") as caught:
+    with pytest.raises(UsageError, match=f"no cut before block {place!r} in a chain of 8 blocks") as caught:
         chain.live(place)
     assert caught.value.works == "0 to 8"
 
@@ -85,11 +85,14 @@ def test_what_is_no_module_is_no_model():
 def test_bytes_of_every_cut(chain):
     row, scale = 8 * 4, 4
     assert chain.cut_bytes(5) == (5 * (row + scale), *[5 * (2 * row + scale)] * 6)
-    for batch in (0, -1):
-        with pytest.raises(UsageError, match=f"a batch of {batch}"):
-            chain.cut_bytes(batch)
-        with pytest.raises(UsageError, match=f"a batch of {batch}"):
-            chain.example(batch)
+
+
+@pytest.mark.parametrize("batch", [0, -1, 1.5, 2.0, "a", None, True])
+def test_what_is_no_batch_size(chain, batch):
+    for ask in (chain.cut_bytes, chain.example):
+        with pytest.raises(UsageError, match=f"a batch of {batch!r} is no whole number") as caught:
+            ask(batch)
+        assert (caught.value.setting, caught.value.works) == ("batch", "1")
 
 
 def test_a_cut_joins_the_blocks_between(chain):
@@ -134,6 +137,39 @@ def test_wrong_cuts(chain, at):
     with pytest.raises(UsageError, match="do not rise from 1 to 7") as caught:
         chain.cut(at)
     assert caught.value.works == "[4]"
+
+
+@pytest.mark.parametrize("at", [1, None, 1.5, [1.5], ["a"], "a", [None], [True], [[1]]], ids=str)
+def test_cuts_that_are_no_list_of_whole_numbers(chain, at):
+    with pytest.raises(UsageError) as caught:
+        chain.cut(at)
+    assert f"cuts {at!r} are no list of whole numbers" in str(caught.value)
+    assert (caught.value.setting, caught.value.works) == ("at", "[4]")
+
+
+@pytest.mark.parametrize("place", [8, 99, -1, 1.5, "a", None, True])
+def test_a_block_that_is_not_there(chain, place):
+    for ask in (
+        lambda: chain.create(place, seed=0),
+        lambda: chain.load(place, "model.safetensors"),
+        lambda: chain.release(place),
+    ):
+        with pytest.raises(UsageError, match=f"no block {place!r} in a chain of 8 blocks") as caught:
+            ask()
+        assert (caught.value.setting, caught.value.works) == ("place", "0 to 7")
+
+
+@pytest.mark.parametrize("seed", [None, 1.5, "a", -1, True])
+def test_what_is_no_seed(chain, seed):
+    for ask in (
+        lambda: chain.create(0, seed=seed),
+        lambda: deferred.construct(Model, seed=seed),
+        lambda: deferred.build(Model, seed=seed),
+        lambda: deferred.create(Model(), seed=seed),
+    ):
+        with pytest.raises(UsageError, match=f"seed is {seed!r}, not a whole number") as caught:
+            ask()
+        assert (caught.value.setting, caught.value.works) == ("seed", "1")
 
 
 def test_a_chain_of_nothing():

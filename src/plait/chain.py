@@ -9,8 +9,10 @@ parameters with the model it came from, under the model's own names.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from itertools import pairwise
+from numbers import Integral
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +26,7 @@ from plait.tracing.export import at_batch, batch_of
 from plait.tracing.graph import first_names
 from plait.tracing.model import of_model
 from plait.tracing.modules import is_plain, of_blocks, of_sequential
+from plait.units import parse_whole
 
 if TYPE_CHECKING:
     from plait.job import Job
@@ -70,9 +73,10 @@ class Chain:
         args, kwargs = _example(example_inputs, example_kwargs)
         batch_of(args, kwargs)
         layout = None
-        if is_plain(model) and not kwargs and len(args) == 1 and isinstance(args[0], torch.Tensor):
-            layout = of_sequential(model, args)
-        return cls(layout or of_model(model, args, kwargs)).train(model.training)
+        with _outside_inference():
+            if is_plain(model) and not kwargs and len(args) == 1 and isinstance(args[0], torch.Tensor):
+                layout = of_sequential(model, args)
+            return cls(layout or of_model(model, args, kwargs)).train(model.training)
 
     @classmethod
     def of(cls, blocks: Iterable[nn.Module], example_inputs: Any = None) -> Chain:
@@ -100,7 +104,8 @@ class Chain:
                 setting="example_inputs",
                 works="a tensor, or a tuple of tensors",
             )
-        layout = of_blocks(modules, args)
+        with _outside_inference():
+            layout = of_blocks(modules, args)
         return cls(layout).train(layout.model.training)
 
     @classmethod
@@ -123,13 +128,13 @@ class Chain:
         that is alive before it and gives all that is alive after it, so that one's output is exactly the
         next one's input, as the stages of a pipeline need.
         """
-        places = sorted(set(at))
-        if list(at) != places or (places and (places[0] < 1 or places[-1] >= len(self))):
-            raise UsageError(
-                f"cuts {list(at)} do not rise from 1 to {len(self) - 1}",
-                setting="at",
-                works=str([len(self) // 2] if len(self) > 1 else []),
-            )
+        works = str([len(self) // 2] if len(self) > 1 else [])
+        given = list(at) if isinstance(at, Iterable) else [None]
+        if not all(_is_whole(place) for place in given):
+            raise UsageError(f"cuts {at!r} are no list of whole numbers", setting="at", works=works)
+        places = sorted(set(given))
+        if given != places or (places and (places[0] < 1 or places[-1] >= len(self))):
+            raise UsageError(f"cuts {given} do not rise from 1 to {len(self) - 1}", setting="at", works=works)
         edges = [0, *places, len(self)]
         joined = tuple(self._join(first, end, carry) for first, end in pairwise(edges))
         return Chain(replace(self._layout, blocks=joined))
@@ -167,9 +172,9 @@ class Chain:
 
         ``live(0)`` are the inputs that are used, ``live(len(chain))`` the outputs.
         """
-        if not 0 <= place <= len(self):
+        if not _is_whole(place) or not 0 <= place <= len(self):
             raise UsageError(
-                f"there is no cut before block {place} in a chain of {len(self)} blocks",
+                f"there is no cut before block {place!r} in a chain of {len(self)} blocks",
                 setting="place",
                 works=f"0 to {len(self)}",
             )
@@ -184,8 +189,7 @@ class Chain:
 
     def cut_bytes(self, batch: int) -> tuple[int, ...]:
         """Bytes that cross each inner cut at a batch size: entry i lies before block i + 1."""
-        if batch < 1:
-            raise UsageError(f"a batch of {batch} has no bytes", setting="batch", works="1")
+        _check_batch(batch)
         if not self.values:
             raise UsageError(
                 "sizes are not known without example inputs",
@@ -206,8 +210,7 @@ class Chain:
 
     def example(self, batch: int) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The example inputs at a batch size, positional and keyword."""
-        if batch < 1:
-            raise UsageError(f"a batch of {batch} holds nothing to run", setting="batch", works="1")
+        _check_batch(batch)
         if self._layout.example is None:
             raise UsageError(
                 "this chain has no example inputs", setting="example_inputs", works="Chain.of(blocks, x)"
@@ -274,9 +277,10 @@ class Chain:
 
         A tied weight then exists for every block that uses it.
         """
-        names = [n for n in self[place].state_names if self[place].state(n).is_meta]
+        block, seed = self._block(place), parse_whole(seed, setting="seed", least=0)
+        names = [n for n in block.state_names if block.state(n).is_meta]
         made = deferred.create(self.model, names, seed=seed, device=device) if names else {}
-        self._layout.state.fill(self[place].state_names, made, device)
+        self._layout.state.fill(block.state_names, made, device)
 
     def load(self, place: int, path: str | Path, *, device: torch.device | str = "cpu") -> None:
         """Read the parameters and buffers of one block from a safetensors file, or a folder with an index."""
@@ -285,7 +289,7 @@ class Chain:
         aliases: dict[str, list[str]] = {}
         for name, first in first_names(self.model).items():
             aliases.setdefault(first, []).append(name)
-        state, wanted = self._layout.state, self[place].state_names
+        state, wanted = self._layout.state, self._block(place).state_names
         found = read(path, [n for n in wanted if state.is_saved(n)], aliases=aliases, device=str(device))
         for name, tensor in found.items():
             if tensor.shape != state[name].shape:
@@ -306,7 +310,30 @@ class Chain:
 
     def release(self, place: int) -> None:
         """Put the parameters of one block back on the meta device, for every block that uses them."""
-        self._layout.state.release(self[place].state_names)
+        self._layout.state.release(self._block(place).state_names)
+
+    def _block(self, place: int) -> Block:
+        if not _is_whole(place) or not 0 <= place < len(self):
+            raise UsageError(
+                f"there is no block {place!r} in a chain of {len(self)} blocks",
+                setting="place",
+                works=f"0 to {len(self) - 1}",
+            )
+        return self[place]
+
+
+def _outside_inference() -> AbstractContextManager[Any]:
+    """What is recorded holds for training too; inference mode left, gradients are on."""
+    return torch.inference_mode(False) if torch.is_inference_mode_enabled() else nullcontext()
+
+
+def _is_whole(value: object) -> bool:
+    return isinstance(value, Integral) and not isinstance(value, bool)
+
+
+def _check_batch(batch: int) -> None:
+    if not _is_whole(batch) or batch < 1:
+        raise UsageError(f"a batch of {batch!r} is no whole number of 1 or more", setting="batch", works="1")
 
 
 def _example(inputs: Any, keywords: Mapping[str, Any] | None) -> tuple[tuple[Any, ...], dict[str, Any]]:

@@ -14,21 +14,26 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves, tree_map, tree_unflatten
+from torch.utils.weak import WeakIdKeyDictionary
 
 if TYPE_CHECKING:
     from torch._subclasses import FakeTensorMode
 
-# Nested inputs and outputs, as torch.export itself takes them apart, and the mode that sees every
-# operation: both are used far beyond torch and documented, but live in private modules.
+# Nested inputs and outputs, as torch.export itself takes them apart, the mode that sees every operation,
+# and a dictionary of tensors that does not keep them: used far beyond torch, but undocumented or private.
 __all__ = [
+    "PATCHING",
     "TorchDispatchMode",
     "TreeSpec",
+    "WeakIdKeyDictionary",
     "allocations",
     "batch_conditions",
     "exporting_unnoticed",
     "fake_parameters",
     "linear",
+    "nesting",
     "no_custom_backward",
+    "no_inference_mode",
     "replaced_truncated_normal",
     "storage_key",
     "swap",
@@ -36,11 +41,12 @@ __all__ = [
     "tree_leaves",
     "tree_map",
     "tree_unflatten",
+    "unnesting",
 ]
 
 
-_PATCHING = threading.RLock()
-"""Held while something of torch is replaced: two threads would restore each other's replacement."""
+PATCHING = threading.RLock()
+"""Held while something that all threads see is replaced: two would restore each other's replacement."""
 
 
 def storage_key(tensor: torch.Tensor) -> int:
@@ -53,7 +59,7 @@ def storage_key(tensor: torch.Tensor) -> int:
 
 @contextmanager
 def _wrapped(owner: Any, name: str, wrap: Callable[[Any], Any]) -> Iterator[None]:
-    with _PATCHING:
+    with PATCHING:
         original = vars(owner)[name]
         setattr(owner, name, wrap(original))
         try:
@@ -103,6 +109,51 @@ def no_custom_backward(refuse: Callable[[str], None]) -> Iterator[None]:
         _wrapped(torch.Tensor, "register_hook", wrap_hook),
     ):
         yield
+
+
+@contextmanager
+def no_inference_mode(refuse: Callable[[], None]) -> Iterator[None]:
+    """Call ``refuse`` where inference mode is entered, while the context is open.
+
+    `torch.export` records the operations under it as if gradients flowed through them.
+    """
+    own = threading.get_ident()
+
+    def wrap(enter: Callable[[Any], None]) -> Callable[[Any], None]:
+        def refusing(context: Any) -> None:
+            if context.mode and threading.get_ident() == own:
+                refuse()
+            enter(context)
+
+        return refusing
+
+    with _wrapped(torch.inference_mode, "__enter__", wrap):
+        yield
+
+
+def nesting(target: Any) -> int:
+    """How a graph's function changes the depth at which tensors stand for rows of others.
+
+    `torch.export` records `torch.vmap` as what it calls: one that goes a level deeper (1), the operations on
+    rows, and one that comes back (-1).
+    """
+    name = target.__name__ if getattr(target, "__module__", "") == "torch._functorch.predispatch" else ""
+    return name.endswith("_increment_nesting") - name.endswith("_decrement_nesting")
+
+
+def unnesting(run: Callable[..., Any]) -> Callable[..., Any]:
+    """Let a function that fails deeper than it began come back first: nothing else runs down there."""
+    from torch._C import _functorch
+
+    def guarded(*arguments: Any) -> Any:
+        depth = _functorch.get_dynamic_layer_stack_depth()
+        try:
+            return run(*arguments)
+        except BaseException:
+            _functorch.pop_dynamic_layer_stack_and_undo_to_depth(depth)
+            raise
+
+    return guarded
 
 
 @contextmanager

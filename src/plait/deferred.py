@@ -27,6 +27,7 @@ from plait.compat import swap, tree_leaves, tree_map
 from plait.errors import TraceError, UsageError
 from plait.state import State
 from plait.tape import Tape
+from plait.units import parse_whole
 
 _PLAN = "_plait_plan"
 _PART = "_plait_part"
@@ -61,7 +62,7 @@ def construct(factory: Callable[[], nn.Module], *, seed: int = 0) -> nn.Module:
     ``create`` makes the parameters later. Those that the factory itself brought in from elsewhere (loaded
     weights) stay as they are. ``seed`` is for buffers that are drawn at random.
     """
-    tape = Tape()
+    seed, tape = parse_whole(seed, setting="seed", least=0), Tape()
     with tape.recording():
         module = factory()
     _plan(module, tape)
@@ -116,6 +117,7 @@ def create(
     A model that was built under ``torch.device("meta")`` rather than by ``construct`` is initialised by
     its modules' own ``reset_parameters`` and, where it has one, Hugging Face's ``_init_weights``.
     """
+    seed = parse_whole(seed, setting="seed", least=0)
     plan: _Plan = getattr(module, _PLAN, None) or _plan_from_initialisers(module)
     made: dict[str, torch.Tensor] = {}
     for name in plan.recorded if names is None else names:

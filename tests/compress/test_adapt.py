@@ -248,6 +248,8 @@ def _two_decisions_after_a_step():
         (lambda: Adaptation(alpha=0), "alpha is 0 .*works: 1.0"),
         (lambda: Adaptation(alpha=math.nan), "alpha is nan"),
         (lambda: Adaptation(reference_bits=9), "9 bits .*works: 4"),
+        (lambda: Adaptation(least_bits=5), "at least 5 bits.*works: 1 to 4"),
+        (lambda: Adaptation(least_bits=0), "at least 0 bits.*works: 1 to 4"),
         (lambda: Adaptation(warmup_steps=-1), "warmup_steps is -1"),
         (lambda: Adaptation(every_steps=0), "every_steps is 0"),
         (lambda: Adaptation(every_steps=3, observe_steps=4), "4 steps .* every 3 .*works: 1 to 3"),

@@ -6,8 +6,8 @@ from plait.compress.compression import Compression
 from plait.compress.watch import Watch
 
 
-def watching():
-    adaptation = Adaptation(warmup_steps=1, every_steps=2, observe_steps=1)
+def watching(least_bits):
+    adaptation = Adaptation(warmup_steps=1, every_steps=2, observe_steps=1, least_bits=least_bits)
     watch = Watch(
         Compression(bits="auto", adaptation=adaptation), {"a": "auto", "b": "auto", "c": 8, "d": 32}, None
     )
@@ -25,16 +25,21 @@ def watching():
 
 
 def test_ranks_that_see_different_gradients_decide_alike(ranks):
-    both = ranks(2, watching)
+    both = ranks(2, watching, 3)
     widths, before, bits, errors, steps = both[0]
     assert both[1][2] == bits
     assert both[1][3] != errors  # which are each rank's own
-    assert widths == (1, 2, 3, 4, 5, 6, 7, 8)
+    assert widths == (3, 4, 5, 6, 7, 8)
     assert before == {"a": 4, "b": 4, "c": 8, "d": 32}
     assert (bits["c"], bits["d"]) == (8, 32)
-    assert bits["a"] < 4 < bits["b"]  # many small numbers may be coarse where few large ones are fine
+    assert bits["a"] == 3 < 4 < bits["b"]  # many small numbers may be coarse where few large ones are fine
     assert set(errors) == {"a", "b", "c"}
     assert steps == [1, 3]
+
+
+def test_no_layer_has_fewer_than_the_least(ranks):
+    assert ranks(2, watching, 1)[0][2]["a"] < 3
+    assert ranks(2, watching, 4)[0][2]["a"] == 4
 
 
 def fixed():

@@ -136,7 +136,10 @@ def some_cuts(n):
 
 
 def same(factory, args=(), kwargs=None, *, batches=(3,), steps=3, evaluates=True, pick_cuts=some_cuts):
-    """Assert that the chain of a model trains and evaluates as the model does, and return the chain."""
+    """Assert that the chain of a model trains and evaluates as the model does, and return the chain.
+
+    ``batches`` may also give each batch size a number of steps of its own.
+    """
     torch.manual_seed(0)
     model = factory()
     traced = copy.deepcopy(model)
@@ -144,16 +147,17 @@ def same(factory, args=(), kwargs=None, *, batches=(3,), steps=3, evaluates=True
     chain = Chain.trace(traced, args, kwargs)
     assert torch.equal(generator, torch.get_rng_state()), "tracing drew random numbers"
     assert_same(before, state_of(traced), "after tracing")
-    for batch in batches:
+    plan = batches if isinstance(batches, dict) else dict.fromkeys(batches, steps)
+    for batch, count in plan.items():
         reset(model, before)
 
         def inputs(number, batch=batch):
             return inputs_for(chain, batch, number)
 
-        expected = history(model, model, plain_backward, inputs, steps)
+        expected = history(model, model, plain_backward, inputs, count)
         for name, one, run, backward in ways(chain, pick_cuts):
             reset(traced, before)
-            found = history(traced, run, backward, inputs, steps)
+            found = history(traced, run, backward, inputs, count)
             assert_same(expected, found, f"{name}, batch {batch}")
             assert list(one.state_dict()) == list(model.state_dict())
         if evaluates:

@@ -2,11 +2,13 @@
 
 import itertools
 
+import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
 
 from plait.chain import Chain
+from plait.visit import Walk
 
 X = torch.randn(2, 8)
 IMAGE = torch.randn(2, 3, 16, 16)
@@ -217,6 +219,36 @@ def test_a_view_of_a_parameter_is_made_where_the_model_makes_it():
     assert [block.name for block in chain if "places" in block.state_names] == ["layers.0"]
     row = 3 * 8 * 4
     assert chain.cut_bytes(3) == (2 * row, 2 * row, row), "it crosses, and is added before the last cut"
+
+
+class Mapped(Layers):
+    """Looks words up and runs two layers row by row."""
+
+    def __init__(self):
+        super().__init__(3)
+        self.words = nn.Embedding(5, 8)
+
+    def forward(self, words):
+        def row(word):
+            return self.layers[1](torch.relu(self.layers[0](self.words(word))))
+
+        return self.layers[2](torch.vmap(row)(words))
+
+
+def test_nothing_is_cut_within_a_vmap():
+    words = torch.arange(4).view(2, 2)
+    chain = Chain.trace(Mapped(), words)
+    assert [block.name for block in chain] == ["block", "layers.2"]
+    assert torch.equal(Walk(chain).forward(words), chain.model(words))
+    torch.rand(2)
+
+
+def test_a_failure_within_a_vmap_leaves_torch_as_it_was():
+    """Torch would refuse to draw, as it does inside vmap."""
+    chain = Chain.trace(Mapped(), torch.arange(4).view(2, 2))
+    with pytest.raises(IndexError):
+        chain(torch.full((2, 2), 9))
+    torch.rand(2)
 
 
 def test_sizes_need_no_input_to_cross():

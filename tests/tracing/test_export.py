@@ -2,7 +2,9 @@
 
 import inspect
 import logging
+import sys
 import threading
+import warnings
 
 import pytest
 import torch
@@ -151,6 +153,22 @@ class Unknown(Two):
         return self.b(unknown(self.a(x)))
 
 
+class Inferring(Two):
+    def forward(self, x):
+        with torch.inference_mode():
+            y = self.b(x)
+        return self.a(x) + y.clone()
+
+
+class OwnGenerator(Two):
+    def __init__(self):
+        super().__init__()
+        self.generator = torch.Generator().manual_seed(1)
+
+    def forward(self, x):
+        return self.b(self.a(x) + torch.randn(8, generator=self.generator))
+
+
 class Lazy(nn.Module):
     def __init__(self):
         super().__init__()
@@ -186,6 +204,8 @@ class SizeOut(Two):
         (CustomBackward, "torch.autograd.Function 'Reversed'"),
         (TensorHook, "Tensor.register_hook"),
         (ModuleHook, "changes gradients in backward"),
+        (Inferring, f"enters torch.inference_mode(), which a recording would lose ({__file__}:"),
+        (OwnGenerator, "it computes with an object of its own that is no tensor, a Generator"),
         (Lazy, "uninitialized parameter"),
         (Nothing, "no tensor operation"),
         (SizeOut, "output 1 of the model is a number that follows its batch size"),
@@ -409,6 +429,7 @@ def test_a_model_on_the_meta_device_is_recorded_for_the_device_of_the_example():
 
 def test_threads_may_trace_at_the_same_time():
     found, models = {}, [Two() for _ in range(4)]
+    stderr, filters = sys.stderr, list(warnings.filters)
 
     def trace(place):
         class Plain(nn.Module):
@@ -428,6 +449,24 @@ def test_threads_may_trace_at_the_same_time():
         thread.join()
     for place, model in enumerate(models):
         assert torch.equal(found[place](X), model.b(torch.relu(model.a(X))))
+    assert sys.stderr is stderr
+    new = [one for one in warnings.filters if one not in filters]
+    assert "ignore" not in [action for action, *_ in new], "what libraries add as they are imported may stay"
+
+
+class Plain(Two):
+    def forward(self, x):
+        return self.b(torch.relu(self.a(x)))
+
+
+@pytest.mark.parametrize("make", [Plain, lambda: nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))])
+def test_traced_in_inference_mode_it_still_trains(make):
+    model = make()
+    with torch.inference_mode():
+        chain = Chain.trace(model, torch.randn(2, 8))
+    chain(X).sum().backward()
+    assert all(parameter.grad is not None for parameter in model.parameters())
+    assert [value.differentiable for value in chain.values.values()] == [False, True, True]
 
 
 def test_traced_under_autocast_the_sizes_are_those_of_autocast():

@@ -333,6 +333,32 @@ class Convolutions(nn.Module):
         return self.c(x).permute(0, 3, 1, 2)
 
 
+class Mapped(Three):
+    """Rows one by one, and draws that differ between them."""
+
+    def forward(self, x):
+        def row(r):
+            return self.b(F.dropout(torch.relu(self.a(r)), 0.3, self.training))
+
+        return self.c(torch.relu(torch.vmap(row, randomness="different")(x)))
+
+
+class Cached(Three):
+    """Plain attributes that no later call computes with, or that are the same in every call."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("frequencies", torch.arange(8.0))
+        self.table, self.last, self.seen = None, torch.zeros(8), []
+
+    def forward(self, x):
+        if self.table is None:
+            self.table = self.frequencies.cos() + torch.ones_like(x[:1])
+        self.last = torch.relu(self.a(x))
+        self.seen.append(self.last.detach())
+        return self.c(torch.relu(self.b(self.last * self.table)))
+
+
 MODELS = {
     SeveralInputs: ((X, X.flip(0)), {"scale": torch.tensor(0.7)}),
     NestedInputs: (([X, X + 1], {"y": X.flip(0)}), {}),
@@ -359,6 +385,8 @@ MODELS = {
     Names: (X, {}),
     Parametrized: (X, {}),
     Convolutions: (IMAGE, {}),
+    Mapped: (X, {}),
+    Cached: (X, {}),
 }
 BLOCKS = {SeveralInputs: 3, UNet: 7, Tied: 3, TiedThrice: 15, Outputs: 3}
 

@@ -184,10 +184,8 @@ def checked(same):
 
     def chain_of(factory):
         if factory not in chains:
-            batches = (3,) if factory in NOT_ONE_ROW else (1, 3)
-            chains[factory] = same(
-                lambda: factory().train(), (), BLOCKS[factory][0], batches=batches, steps=2
-            )
+            steps = {3: 3} if factory in NOT_ONE_ROW else {1: 1, 3: 3}
+            chains[factory] = same(lambda: factory().train(), (), BLOCKS[factory][0], batches=steps)
         return chains[factory]
 
     return chain_of

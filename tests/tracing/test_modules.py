@@ -202,6 +202,23 @@ def test_called_with_other_inputs(given):
         Chain.of([nn.Linear(8, 8)], X)(*given)
 
 
+@pytest.mark.parametrize("given", [X[:0], X[None], X.expand(3, 2, 8)], ids=lambda x: str(tuple(x.shape)))
+def test_blocks_of_its_own_modules_take_what_these_take(given):
+    model = plain().eval()
+    assert torch.equal(Chain.trace(model, X)(given), model(given))
+
+
+def test_blocks_of_its_own_modules_fail_as_these_do():
+    model = plain()
+    chain = Chain.trace(model, X)
+    for given in (X[:, :3], X.double()):
+        with pytest.raises(RuntimeError) as expected:
+            model(given)
+        with pytest.raises(RuntimeError) as found:
+            chain(given)
+        assert str(found.value) == str(expected.value)
+
+
 def test_blocks_in_evaluation_can_be_switched_to_training():
     chain = Chain.of([nn.Linear(8, 8), nn.Dropout(0.9)])
     chain.eval()

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from plait.compress.allocation import Allocation, Cost, allocate, checked, price, read_json
-from plait.compress.observation import LayerError, average, check_same
+from plait.compress.observation import WIDTHS, LayerError, average, check_same
 from plait.errors import UsageError
 from plait.units import parse_whole
 
@@ -36,6 +36,9 @@ class Adaptation:
     alpha: float = 1.0
     """The squared error allowed, as a multiple of that of ``reference_bits`` everywhere."""
     reference_bits: int = 4
+    least_bits: int = 3
+    """No layer gets fewer. Adam and its like scale every layer's gradient to the same size, so a layer with a
+    small gradient must not be rounded away, however small its error is."""
     warmup_steps: int = 100
     """The first decision is made after this step; until then there are ``reference_bits``."""
     every_steps: int = 500
@@ -55,6 +58,12 @@ class Adaptation:
             raise UsageError(f"alpha is {self.alpha}", setting="alpha", works="1.0")
         if not 1 <= self.reference_bits <= 8:
             raise UsageError(f"{self.reference_bits} bits", setting="reference_bits", works="4")
+        if not 1 <= self.least_bits <= self.reference_bits:
+            raise UsageError(
+                f"at least {self.least_bits} bits, where the error allowed is that of {self.reference_bits}",
+                setting="least_bits",
+                works=f"1 to {self.reference_bits}",
+            )
         parse_whole(self.warmup_steps, setting="warmup_steps", least=0)
         parse_whole(self.every_steps, setting="every_steps")
         parse_whole(self.observe_steps, setting="observe_steps")
@@ -69,6 +78,11 @@ class Adaptation:
         for field in ("margin", "gain"):
             if not 0 <= getattr(self, field) < 1:
                 raise UsageError(f"{field} is {getattr(self, field)}", setting=field, works="0.02")
+
+    @property
+    def widths(self) -> tuple[int, ...]:
+        """The widths to choose from."""
+        return tuple(range(self.least_bits, WIDTHS[-1] + 1))
 
     def decides(self, step: int) -> bool:
         """Whether a decision is made after this step."""

@@ -37,6 +37,7 @@ class Watch:
         self._world = dist.get_world_size(group)
         self._chosen = [name for name, bits in asked.items() if bits == "auto"]
         adaptation = compression.adaptation
+        self._widths = adaptation.widths
         self._tuner: Tuner | Replay | None = None
         if self._chosen:
             replayed = compression.replay
@@ -54,7 +55,7 @@ class Watch:
     def widths(self) -> tuple[int, ...]:
         """All widths that can come into force, but uncompressed."""
         widths = set(self.bits.values()) - {EXACT}
-        return tuple(sorted(widths | (set(WIDTHS) if self._chosen else set())))
+        return tuple(sorted(widths | (set(self._widths) if self._chosen else set())))
 
     @property
     def log(self) -> Log | None:
@@ -71,7 +72,12 @@ class Watch:
             return
         config = self._compression
         self._seen[name] = measure(
-            gradient, name=name, bucket=config.bucket, stochastic=config.stochastic, seed=step
+            gradient,
+            name=name,
+            widths=self._widths if name in self._chosen else (self.bits[name],),
+            bucket=config.bucket,
+            stochastic=config.stochastic,
+            seed=step,
         )
         self._ready_ns[name] = time.perf_counter_ns()
 
@@ -79,7 +85,7 @@ class Watch:
         """All of the step's gradients have been seen: tell the others, where there is a decision to make."""
         layers = [self._seen[name] for name in self._chosen if name in self._seen]
         for name, layer in self._seen.items():
-            if self.bits[name] in WIDTHS and layer.squared_norm > 0:
+            if self.bits[name] in layer.widths and layer.squared_norm > 0:
                 self.errors[name] = math.sqrt(layer.error_at(self.bits[name]) / layer.squared_norm)
         if isinstance(self._tuner, Tuner) and layers:
             first_ns = min(self._ready_ns.values())
@@ -113,7 +119,7 @@ class Watch:
         work.wait()
         self._waiting = None
         rows = theirs.view(torch.float64).view(self._world, len(layers), -1).tolist()
-        width = len(WIDTHS)
+        width = len(self._widths)
         heard = [
             [
                 replace(

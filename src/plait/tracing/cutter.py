@@ -25,7 +25,7 @@ from math import prod
 import torch
 from torch import fx
 
-from plait.compat import linear
+from plait.compat import linear, nesting
 from plait.tracing.graph import Graph
 from plait.tracing.nodes import CONCATENATE, ELEMENTWISE, changed_by, has_size, sources
 
@@ -77,8 +77,16 @@ def _is_joined(node: fx.Node, argument: fx.Node) -> bool:
 
 
 def _forbidden(graph: Graph) -> set[int]:
-    """Places that a tensor crosses which is changed in place later, or what is no tensor of known size."""
+    """Places that a tensor crosses which is changed in place later, or what is no tensor of known size.
+
+    Nor may a cut fall inside `torch.vmap`, where tensors are rows of others.
+    """
     places: set[int] = set()
+    depth = 0
+    for place, node in enumerate(graph.operations):
+        if depth:
+            places.add(place)
+        depth += nesting(node.target)
     for place, node in enumerate(graph.operations):
         for changed in changed_by(node):
             made = [graph.position[n] for n in sources(changed) if n in graph.position]

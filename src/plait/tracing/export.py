@@ -15,15 +15,17 @@ import torch
 from torch import nn
 
 from plait.compat import (
+    PATCHING,
     batch_conditions,
     exporting_unnoticed,
     fake_parameters,
     no_custom_backward,
+    no_inference_mode,
     tree_leaves,
     tree_map,
 )
 from plait.errors import PlaitError, UsageError
-from plait.tracing import refusal
+from plait.tracing import kept, refusal
 from plait.tracing.draws import Draws
 
 
@@ -76,8 +78,13 @@ class Recording:
 
 
 def export(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], *, training: bool) -> Recording:
-    """Record the model in one mode."""
+    """Record the model in one mode; one thread at a time, as warnings and stderr belong to all of them."""
     refusal.refuse_modules(model)
+    with PATCHING:
+        return _export(model, args, kwargs, training=training)
+
+
+def _export(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], *, training: bool) -> Recording:
     # Export takes sizes 0 and 1 for constants, and equal tensors for one input: two rows, each its own.
     given = at_batch(args, kwargs, max(2, batch_of(args, kwargs)))
     rows, present = torch.export.Dim("batch"), batch_of(*given)
@@ -90,12 +97,13 @@ def export(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], *, t
     device = device_of(args, kwargs)
     faked = fake_parameters(model, device) if is_absent(model) else nullcontext()
     assigned: dict[str, None] = {}
-    called = _Called(model, assigned.update)
+    replaced: dict[str, None] = {}
+    called = _Called(model, assigned.update, replaced.update)
     lines: list[str | None] = []
     try:
         with (
             undisturbed(model), _mode(model, training), faked, _quiet(),
-            no_custom_backward(refusal.refuse_backward),
+            no_custom_backward(refusal.refuse_backward), no_inference_mode(refusal.refuse_inference_mode),
             batch_conditions(lambda: lines.append(refusal.line_of_model())),
         ):  # fmt: skip
             program = torch.export.export(called, given, dynamic_shapes=shapes, strict=False)
@@ -111,6 +119,8 @@ def export(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], *, t
         raise refused from error
     autocast = torch.amp.is_autocast_available(device.type) and torch.is_autocast_enabled(device.type)
     refusal.refuse_mixed_types(model, program.graph, autocast=autocast)
+    if replaced:
+        _refuse_carried(model, args, kwargs)
     return Recording(program, tuple(assigned))
 
 
@@ -130,6 +140,21 @@ def _failure(
     return failure
 
 
+def _refuse_carried(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Refuse a model of which a call computes with what an earlier one left without registering it."""
+    given = at_batch(args, kwargs, max(2, batch_of(args, kwargs)))
+    try:
+        with _quiet(), rehearsal(model, *given) as inputs:
+            watch = kept.Kept(model, inputs)
+            for training in (True, False, True, False):  # each mode after each
+                with _mode(model, training), watch.call():
+                    model(*inputs[0], **inputs[1])
+    except Exception as error:  # whatever the model's code raises
+        raise refusal.unfit(model, args, kwargs, error) from error
+    for name in watch.carried:
+        raise refusal.carried_attribute(model, name)
+
+
 class _Called(nn.Module):
     """Calls the model so that everything it does is an operation on its inputs and its state.
 
@@ -138,19 +163,29 @@ class _Called(nn.Module):
     text in the output, such as a cache for generation, becomes None.
     """
 
-    def __init__(self, model: nn.Module, note: Callable[[dict[str, None]], None]) -> None:
-        """``note`` is told the names of the buffers assigned; export resets what a module keeps."""
+    def __init__(
+        self,
+        model: nn.Module,
+        note_assigned: Callable[[dict[str, None]], None],
+        note_replaced: Callable[[dict[str, None]], None],
+    ) -> None:
+        """Notes are told the names of buffers assigned, and of what else holds other tensors than before.
+
+        They go out by calls, as export resets what a module keeps.
+        """
         super().__init__()
         self.model = model
-        self._note = note
+        self._note_assigned, self._note_replaced = note_assigned, note_replaced
 
     def forward(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        before = dict(self.model.named_buffers())
+        before, registered = dict(self.model.named_buffers()), kept.buffers(self.model)
+        held = kept.held(self.model, registered)
         with exporting_unnoticed(), Draws():
             output = self.model(*args, **kwargs)
         after = dict(self.model.named_buffers())
         assigned = [name for name, old in before.items() if after.get(name) is not old]
-        self._note(dict.fromkeys(assigned))
+        self._note_assigned(dict.fromkeys(assigned))
+        self._note_replaced(dict.fromkeys(kept.replaced(held, kept.held(self.model, registered))))
         for name in assigned:
             old, new = before[name], after.get(name)
             if new is None or new.shape != old.shape or new.dtype != old.dtype:
@@ -172,26 +207,32 @@ class _Called(nn.Module):
 @contextmanager
 def undisturbed(model: nn.Module) -> Iterator[None]:
     """Leave a model's buffers, and the tensors it keeps without registering them, as they were."""
-    tables = [table for owner in model.modules() for table in (owner._buffers, vars(owner))]
-    before = [
-        {name: (t, t.detach().clone()) for name, t in table.items() if isinstance(t, torch.Tensor)}
-        for table in tables
-    ]
-    absent = [{name for name, value in table.items() if value is None} for table in tables]
+    absent = object()
+    owners = list(model.modules())
+    tables = [(table, dict(table)) for owner in owners for table in (owner._buffers, vars(owner))]
+    values = [v for owner in owners for v in (*owner._buffers.values(), *kept.attributes(owner).values())]
+    contents = [(tensor, tensor.detach().clone()) for value in values for tensor in kept.tensors(value)]
+    lists = [(value, value.copy()) for value in values if isinstance(value, (list, dict))]
     try:
         yield
     finally:
-        for table, held, none in zip(tables, before, absent, strict=True):
-            for name in [name for name, value in table.items() if isinstance(value, torch.Tensor)]:
-                if name in none:
-                    table[name] = None
-                elif name not in held:
+        for value, before in lists:
+            if kept.tensors(value) or kept.tensors(before):
+                value.clear()
+                (value.extend if isinstance(value, list) else value.update)(before)
+        for table, before in tables:
+            for name in dict.fromkeys([*before, *table]):
+                was, now = before.get(name, absent), table.get(name, absent)
+                if was is now or not (kept.tensors(was) or kept.tensors(now)):
+                    continue
+                if was is absent:
                     del table[name]
-            for name, (tensor, content) in held.items():
-                table[name] = tensor
-                if not tensor.is_meta:
-                    with torch.no_grad():
-                        tensor.copy_(content)
+                else:
+                    table[name] = was
+        for tensor, content in contents:
+            if not tensor.is_meta:
+                with torch.no_grad():
+                    tensor.copy_(content)
 
 
 def is_absent(model: nn.Module) -> bool:
@@ -207,11 +248,12 @@ def rehearsal(
 
     A model on the meta device is run with fake tensors.
     """
-    with undisturbed(model):
+    with PATCHING, undisturbed(model):
         if is_absent(model):
             with fake_parameters(model, device_of(args, kwargs)) as fake, fake:
                 yield tree_map(
-                    lambda t: fake.from_tensor(t) if isinstance(t, torch.Tensor) else t, (args, kwargs)
+                    lambda t: fake.from_tensor(t, static_shapes=True) if isinstance(t, torch.Tensor) else t,
+                    (args, kwargs),
                 )
         else:
             with torch.random.fork_rng():

@@ -10,6 +10,7 @@ from torch import fx, nn
 from torch.export.graph_signature import InputKind, OutputKind
 
 from plait.errors import TraceError
+from plait.tracing import refusal
 from plait.tracing.export import Recording
 from plait.tracing.nodes import (
     CONCATENATE,
@@ -26,6 +27,7 @@ _DROPPED = {
     torch.ops.aten._assert_scalar.default,
     torch.ops.aten.sym_constrain_range_for_size.default,
 }
+_TENSORS = {InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR}
 
 
 class Graph:
@@ -72,6 +74,8 @@ class Graph:
             if spec.kind == InputKind.USER_INPUT:
                 self.inputs.append(node)
                 continue
+            if spec.kind not in _TENSORS:
+                raise refusal.own_object(model, exported.constants.get(spec.target))
             self.names[node] = names.get(target, target)
             if spec.kind == InputKind.PARAMETER:
                 self.parameters[node] = parameters[self.names[node]]

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
 from torch import fx
 
-from plait.compat import linear
+from plait.compat import linear, nesting, unnesting
 from plait.errors import TraceError
 from plait.tracing.graph import Graph
 from plait.tracing.nodes import batched, is_size
@@ -25,7 +25,7 @@ class Program:
         self._graph = fx.Graph()
         self._made: dict[fx.Node, Any] = {}
 
-    def build(self) -> tuple[tuple[str, ...], fx.GraphModule]:
+    def build(self) -> tuple[tuple[str, ...], Callable[..., tuple[torch.Tensor, ...]]]:
         """The names of the state that the function takes, and the function."""
         for node in self._reads:
             self._made[node] = self._graph.placeholder(f"value_{node.name}")
@@ -38,7 +38,8 @@ class Program:
         for node in self._graph.nodes:
             node.meta.clear()  # shapes and source lines of the recording, which nothing needs any more
         names = tuple(self._whole.names[node] for node in used)
-        return names, fx.GraphModule(self._whole.module, self._graph)
+        function = fx.GraphModule(self._whole.module, self._graph)
+        return names, unnesting(function) if any(nesting(node.target) for node in self._group) else function
 
     def _used_state(self) -> list[fx.Node]:
         found: dict[fx.Node, None] = {}

@@ -67,6 +67,33 @@ def changed_buffer(model: nn.Module, name: str, old: torch.Tensor, new: torch.Te
     return _refused(model, f"buffer {name!r} changes from {was} to {now}", works)
 
 
+def carried_attribute(model: nn.Module, name: str) -> TraceError:
+    """The model computes with what an earlier call left in what is no buffer, or was an empty one."""
+    attribute = name.rpartition(".")[2]
+    works = f"self.register_buffer({attribute!r}, tensor) in that module's __init__, or {_OWN_BLOCKS}"
+    reason = f"a call computes with what an earlier one left in {name!r}, which is no buffer from the start"
+    return _refused(model, reason, works)
+
+
+def own_object(model: nn.Module, thing: object) -> TraceError:
+    """The model computes with an object that a recording cannot hold."""
+    reason = f"it computes with an object of its own that is no tensor, a {type(thing).__name__}"
+    works = f"tensors, registered as buffers, or {_OWN_BLOCKS}"
+    if isinstance(thing, torch.Generator):
+        works = f"draws from torch's own generator (torch.manual_seed), or {_OWN_BLOCKS}"
+    return _refused(model, reason, works)
+
+
+def refuse_inference_mode() -> None:
+    """Refuse inference mode, which is not recorded: gradients would flow through what ran under it."""
+    at = line_of_model()
+    raise TraceError(
+        f"the model enters torch.inference_mode(), which a recording would lose{f' ({at})' if at else ''}",
+        setting="model",
+        works=f"torch.no_grad() in its place, or {_OWN_BLOCKS}",
+    )
+
+
 def refuse_backward(what: str) -> None:
     """Refuse what changes gradients on their way back: only the forward operations are recorded."""
     raise TraceError(
