@@ -1,3 +1,6 @@
+import hashlib
+import io
+import json
 import os
 import random
 import resource
@@ -53,6 +56,32 @@ def test_one_wrong_bit_is_found_wherever_it_is(saved, at):
         checkpoint.load(saved)
 
 
+def headed(content, **changed):
+    """The same with another header."""
+    header = json.loads(content[:256]) | changed
+    return json.dumps(header).encode().ljust(255) + b"\n" + content[256:]
+
+
+def around(body):
+    """A file whose header is right."""
+    sizes = {"bytes": len(body), "sha256": hashlib.sha256(body).hexdigest()}
+    return headed(b"{}".ljust(256) + body, format=checkpoint.FORMAT, **sizes)
+
+
+def written(state):
+    body = io.BytesIO()
+    torch.save(state, body)
+    return body.getvalue()
+
+
+def test_one_wrong_bit_of_the_header_is_found_wherever_it_is(saved):
+    content = saved.read_bytes()
+    for at in range(content.index(b"}") + 1):
+        saved.write_bytes(content[:at] + bytes([content[at] ^ 1 << at % 8]) + content[at + 1 :])
+        with pytest.raises(FileError, match=str(saved)):
+            checkpoint.load(saved)
+
+
 @pytest.mark.parametrize(
     ("damage", "reason"),
     [
@@ -67,6 +96,16 @@ def test_one_wrong_bit_is_found_wherever_it_is(saved, at):
             "has format 'plait.checkpoint/2'",
         ),
         (lambda content: b"[]" + b" " * 300, "has no header"),
+        (lambda content: content.replace(b'"bytes"', b'"bytds"'), "in its header, bytes is missing"),
+        (lambda content: content.replace(b'"sha256"', b'"sha257"'), "in its header, sha256 is missing"),
+        (lambda content: content.replace(b'"bytes": ', b'"bytes":-'), "holds [0-9]+ of -[0-9]+ bytes"),
+        (lambda content: headed(content, sha256=None), "in its header, sha256 is None"),
+        (lambda content: headed(content, bytes=True), "in its header, bytes is True"),
+        (lambda content: headed(content, bytes="7"), "in its header, bytes is '7'"),
+        (lambda content: around(b"what torch did not write"), "is whole, but torch cannot read it: "),
+        (lambda content: around(b"\x80"), "is whole, but torch cannot read it: "),
+        (lambda content: around(b""), "is whole, but torch cannot read it: "),
+        (lambda content: around(written([1, 2])), "holds a list, not a state"),
     ],
 )
 def test_what_is_not_whole_is_named(saved, damage, reason):

@@ -204,10 +204,37 @@ def test_a_function_typed_in_cannot_travel(tmp_path):
 def test_a_file_that_fails_is_not_kept_half_loaded(tmp_path):
     file = tmp_path / "broken.py"
     file.write_text("x = 1\nraise RuntimeError('no')")
-    with pytest.raises(RuntimeError, match="no"):
+    with pytest.raises(FileError, match=r"broken\.py, line 2: RuntimeError: no") as caught:
         load_file(file)
+    assert isinstance(caught.value.__cause__, RuntimeError)
     file.write_text("x = 2")
     assert load_file(file).x == 2
+
+
+def test_a_file_that_fails_elsewhere_is_named_with_its_own_line(tmp_path):
+    (tmp_path / "plait_test_wrong.py").write_text("\n\n1 +")
+    (tmp_path / "outer.py").write_text("x = 1\nimport plait_test_wrong")
+    with pytest.raises(FileError, match=r"outer\.py, line 2: SyntaxError: .*plait_test_wrong\.py, line 3"):
+        load_file(tmp_path / "outer.py")
+    # As a module by name, it is the setting's value that cannot be used.
+    with pytest.raises(UsageError, match="plait_test_wrong:f cannot be imported: SyntaxError") as caught:
+        found("plait_test_wrong:f").load(setting="model")
+    assert caught.value.setting == "model"
+
+
+def test_an_error_of_plaits_own_in_a_file_stays_what_it_is(tmp_path):
+    file = tmp_path / "own.py"
+    file.write_text("from plait.units import parse_bytes\nparse_bytes('much', setting='memory')")
+    with pytest.raises(UsageError, match="'much' is not a size") as caught:
+        load_file(file)
+    assert caught.value.setting == "memory"
+
+
+def test_leaving_is_no_failure_of_a_file(tmp_path):
+    file = tmp_path / "leaving.py"
+    file.write_text("raise SystemExit(143)")
+    with pytest.raises(SystemExit):
+        load_file(file)
 
 
 def test_a_name_is_the_modules_where_a_fresh_process_finds_it_and_else_the_files():

@@ -154,6 +154,8 @@ BAD = [
     ({"clip_norm": -1.0}, "clip_norm", "cannot be clipped to -1.0"),
     ({"clip_norm": float("nan")}, "clip_norm", "cannot be clipped to nan"),
     ({"clip_norm": float("inf")}, "clip_norm", "cannot be clipped to inf"),
+    ({"clip_norm": 10**400}, "clip_norm", "cannot be clipped to 1000"),
+    ({"memory": 10**400}, "memory", "not a finite size"),
     ({"clip_norm": "1"}, "clip_norm", "cannot be clipped to '1'"),
     ({"clip_norm": True}, "clip_norm", "cannot be clipped to True"),
     ({"precision": "fp16"}, "precision", "there is no precision 'fp16'"),
@@ -222,7 +224,7 @@ def test_a_wrong_file_is_named_with_the_field(change, setting, reason):
     assert caught.value.setting == setting
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", "5", "null"])
+@pytest.mark.parametrize("text", ["", "{", "[]", "5", "null", "[" * 100_000, "1" * 5000])
 def test_what_is_no_job_is_refused(text):
     with pytest.raises(FileError):
         Job.from_json(text)

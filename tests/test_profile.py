@@ -131,6 +131,12 @@ def with_block(**changes):
         (with_block(parameter_bytes=-1), ["parameter_bytes", "-1"]),
         (with_block(milliseconds={}), ["blocks.1", "no times"]),
         (with_block(milliseconds={"0": {"forward": 1, "backward": 1}}), ["batch 0"]),
+        (with_block(parameter_bytes=10**400), ["parameter_bytes", "10000"]),
+        (
+            with_block(milliseconds={size: {"forward": 1, "backward": 1} for size in ("1", "01")}),
+            ["blocks.1.milliseconds", "'01' is no batch size"],
+        ),
+        (with_block(milliseconds={"1.0": {"forward": 1, "backward": 1}}), ["'1.0' is no batch size"]),
         (with_block(milliseconds={"x": {"forward": 1, "backward": 1}}), ["blocks.1.milliseconds"]),
         (with_block(milliseconds={"1": {"forward": 1}}), ["blocks.1.milliseconds.1.backward"]),
         (
@@ -159,6 +165,25 @@ def test_a_truncated_or_missing_file_is_named(tmp_path):
         Profile.load(path)
     with pytest.raises(FileError, match=r"gone\.json cannot be read"):
         Profile.load(tmp_path / "gone.json")
+
+
+@pytest.mark.parametrize("text", ["[" * 100_000, '{"threads": ' + "1" * 5000 + "}"])
+def test_a_file_beyond_the_parsers_limits_is_named(tmp_path, text):
+    (tmp_path / "p.json").write_text(text)
+    with pytest.raises(FileError, match=r"p\.json is no JSON, or not whole: "):
+        Profile.load(tmp_path / "p.json")
+
+
+def test_a_profile_that_cannot_be_written_is_said(tmp_path):
+    with pytest.raises(FileError, match="cannot be written: Is a directory"):
+        Profile(blocks=(block(),)).save(tmp_path)
+
+
+@pytest.mark.parametrize("batch", [float("nan"), float("inf"), -1])
+def test_a_batch_that_is_none_has_no_time(batch):
+    for ask in (block().forward_ms, block().backward_ms, Profile(blocks=(block(),)).step_ms):
+        with pytest.raises(UsageError, match=f"a batch of {batch:g} has no time"):
+            ask(batch)
 
 
 def test_a_batch_of_zero_has_no_time():

@@ -100,29 +100,58 @@ def save(path: Path, state: dict[str, Any]) -> None:
 
 def load(path: Path, *, device: Any = "cpu") -> dict[str, Any]:
     """Read a state back, its tensors on a device; a file that is not whole is named with what is wrong."""
+    try:
+        if not path.is_file():
+            raise FileError(f"there is no checkpoint {path}", setting="resume", works=_THERE)
+        with path.open("rb") as file:
+            _check_body(file, _header(file.read(_HEADER_BYTES), path), path)
+            file.seek(_HEADER_BYTES)
+            return _state(file, path, device)
+    except OSError as error:
+        raise FileError(
+            f"checkpoint {path} cannot be read: {error.strerror}", setting="resume", works=_ANOTHER
+        ) from error
+
+
+def _check_body(file: BinaryIO, header: dict[str, Any], path: Path) -> None:
+    """Compare what follows the header with what the header says."""
+    size = os.fstat(file.fileno()).st_size - _HEADER_BYTES
+    if size != header["bytes"]:
+        raise FileError(
+            f"checkpoint {path} holds {size} of {header['bytes']} bytes", setting="resume", works=_ANOTHER
+        )
+    digest = hashlib.sha256()
+    while piece := file.read(_PIECE_BYTES):
+        digest.update(piece)
+    if digest.hexdigest() != header["sha256"]:
+        raise FileError(
+            f"checkpoint {path} is damaged: the checksum of its {size} bytes is {digest.hexdigest()[:12]}"
+            f"..., not {header['sha256'][:12]}...",
+            setting="resume",
+            works=_ANOTHER,
+        )
+
+
+def _state(file: BinaryIO, path: Path, device: Any) -> dict[str, Any]:
+    """What torch reads from the rest of the file; its complaints are of many kinds."""
     import torch
 
-    if not path.is_file():
-        raise FileError(f"there is no checkpoint {path}", setting="resume", works=_THERE)
-    with path.open("rb") as file:
-        header = _header(file.read(_HEADER_BYTES), path)
-        size = path.stat().st_size - _HEADER_BYTES
-        if size != header["bytes"]:
-            raise FileError(
-                f"checkpoint {path} holds {size} of {header['bytes']} bytes", setting="resume", works=_ANOTHER
-            )
-        digest = hashlib.sha256()
-        while piece := file.read(_PIECE_BYTES):
-            digest.update(piece)
-        if digest.hexdigest() != header["sha256"]:
-            raise FileError(
-                f"checkpoint {path} is damaged: the checksum of its {size} bytes is {digest.hexdigest()[:12]}"
-                f"..., not {header['sha256'][:12]}...",
-                setting="resume",
-                works=_ANOTHER,
-            )
-        file.seek(_HEADER_BYTES)
-        return torch.load(file, map_location=device, weights_only=True)  # type: ignore[no-any-return]
+    try:
+        state = torch.load(file, map_location=device, weights_only=True)
+    except OSError:
+        raise
+    except Exception as error:
+        reason = " ".join(f"{type(error).__name__}: {error}".split())[:300]
+        raise FileError(
+            f"checkpoint {path} is whole, but torch cannot read it: {reason}",
+            setting="resume",
+            works=_ANOTHER,
+        ) from error
+    if not isinstance(state, dict):
+        raise FileError(
+            f"checkpoint {path} holds a {type(state).__name__}, not a state", setting="resume", works=_ANOTHER
+        )
+    return state
 
 
 def _header(text: bytes, path: Path) -> dict[str, Any]:
@@ -136,6 +165,14 @@ def _header(text: bytes, path: Path) -> dict[str, Any]:
         raise FileError(
             f"{path} is not a checkpoint that plait reads: it {what}", setting="resume", works=FORMAT
         )
+    for name, kind in (("bytes", int), ("sha256", str)):
+        if type(header.get(name)) is not kind:
+            what = f"is {header[name]!r}" if name in header else "is missing"
+            raise FileError(
+                f"checkpoint {path} is damaged: in its header, {name} {what}",
+                setting="resume",
+                works=_ANOTHER,
+            )
     return header  # type: ignore[no-any-return]
 
 

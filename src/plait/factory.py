@@ -16,13 +16,14 @@ import inspect
 import json
 import os
 import sys
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from plait.errors import FileError, UsageError
+from plait.errors import FileError, PlaitError, UsageError
 
 _AT_TOP_LEVEL = "a function at the top level of a module, or its name 'module:function'"
 
@@ -166,10 +167,33 @@ def load_file(path: str | Path) -> ModuleType:
     sys.modules[name] = module
     try:
         spec.loader.exec_module(module)
-    except BaseException:
+    except BaseException as error:
         del sys.modules[name]
-        raise
+        if isinstance(error, PlaitError) or not isinstance(error, Exception):
+            raise
+        raise FileError(
+            f"{file}{_line_in(file, error)}: {_reason(error)}",
+            setting="path",
+            works="a file that Python runs",
+        ) from error
     return module
+
+
+def _line_in(file: Path, error: Exception) -> str:
+    """Where in a file an error arose, or the call that led to it elsewhere."""
+    if isinstance(error, SyntaxError) and error.filename == str(file):
+        return f", line {error.lineno}"
+    lines = [
+        line
+        for frame, line in traceback.walk_tb(error.__traceback__)
+        if frame.f_code.co_filename == str(file)
+    ]
+    return f", line {lines[-1]}" if lines else ""
+
+
+def _reason(error: Exception) -> str:
+    """An error in one line."""
+    return " ".join(f"{type(error).__name__}: {error}".split()).removesuffix(":")
 
 
 def _module_name(module: ModuleType, setting: str) -> str:
@@ -225,9 +249,11 @@ def _resolve(target: str, setting: str) -> Callable[..., Any]:
     place, _, name = target.rpartition(":")
     try:
         module = load_file(place) if place.endswith(".py") else importlib.import_module(place)
-    except ImportError as error:
+    except PlaitError:
+        raise
+    except Exception as error:  # whatever its code does when it is imported
         raise UsageError(
-            f"{target} cannot be imported: {error}",
+            f"{target} cannot be imported: {error if isinstance(error, ImportError) else _reason(error)}",
             setting=setting,
             works="a module that this Python can import, or path/to/file.py:function",
         ) from error

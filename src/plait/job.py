@@ -19,8 +19,8 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
-import math
 import re
+import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
@@ -163,7 +163,7 @@ class Job:
         clip = self.clip_norm
         if clip is not None:
             number = isinstance(clip, (int, float)) and not isinstance(clip, bool)
-            if not (number and 0 < clip < math.inf):
+            if not (number and 0 < clip <= sys.float_info.max):
                 raise UsageError(f"gradients cannot be clipped to {clip!r}", setting="clip_norm", works="1.0")
             object.__setattr__(self, "clip_norm", float(clip))
         if self.evaluation is not None and not isinstance(self.evaluation, Evaluation):
@@ -292,7 +292,7 @@ class Job:
         """Read what :meth:`to_json` wrote; a wrong or unknown field is named."""
         try:
             content = json.loads(text)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise FileError(f"not JSON: {error}", setting="job", works="what Job.to_json() wrote") from None
         if not isinstance(content, dict) or content.get("format") != FORMAT:
             got = content.get("format") if isinstance(content, dict) else content

@@ -9,18 +9,22 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from plait.destination import write_text
 from plait.errors import FileError, UsageError
 
 if TYPE_CHECKING:
     from plait.chain import Chain
 
 FORMAT = "plait.profile/1"
+_SIZE = re.compile("0|-?[1-9][0-9]{0,17}")
+"""A whole number, written in the one way that there is."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -167,6 +171,7 @@ class Profile:
             found = data.get("format") if isinstance(data, dict) else type(data).__name__
             raise FileError(f"{source}: field 'format' is {found!r}", setting="format", works=repr(FORMAT))
         rest = {key: value for key, value in data.items() if key != "format"}
+        _check_sizes(rest.get("blocks"), source)
         try:
             return TypeAdapter(cls).validate_python(rest)
         except ValidationError as error:
@@ -180,7 +185,7 @@ class Profile:
 
     def save(self, path: str | Path) -> None:
         """Write the profile as JSON."""
-        Path(path).write_text(json.dumps(self.to_json(), indent=1) + "\n")
+        write_text(Path(path), json.dumps(self.to_json(), indent=1) + "\n", setting="profile file")
 
     @classmethod
     def load(cls, path: str | Path) -> Profile:
@@ -191,9 +196,12 @@ class Profile:
             raise FileError(
                 f"{path} cannot be read: {error}", setting="FILE", works="a profile in JSON"
             ) from None
-        except json.JSONDecodeError as error:
+        except (ValueError, RecursionError) as error:
+            where = (
+                f"{error.msg} in line {error.lineno}" if isinstance(error, json.JSONDecodeError) else error
+            )
             raise FileError(
-                f"{path} is no JSON, or not whole: {error.msg} in line {error.lineno}",
+                f"{path} is no JSON, or not whole: {where}",
                 setting="FILE",
                 works="what `plait profile FILE --out profile.json` writes",
             ) from None
@@ -229,14 +237,26 @@ class Profile:
         )
 
 
+def _check_sizes(blocks: Any, source: str) -> None:
+    """Batch sizes are keys, which JSON has as text: "1" and "01" would be the same size, and one be lost."""
+    for i, block in enumerate(blocks if isinstance(blocks, list) else []):
+        times = block.get("milliseconds") if isinstance(block, dict) else None
+        for size in times if isinstance(times, dict) else ():
+            if isinstance(size, str) and not _SIZE.fullmatch(size):
+                where = f"blocks.{i}.milliseconds"
+                raise FileError(
+                    f"{source}: field {where!r}: {size!r} is no batch size", setting=where, works='"1"'
+                )
+
+
 def _at_least_zero(name: str, value: float) -> None:
-    if not (value >= 0 and math.isfinite(value)):
+    if not 0 <= value < 2**63:
         raise UsageError(f"{name} is {value}", setting=name, works="0 or more")
 
 
 def _on_line(batch: float, points: dict[int, float]) -> float:
     """Piecewise linear through the points; beyond them, on the last piece's line, never below zero."""
-    if batch <= 0:
+    if not 0 < batch < math.inf:
         raise UsageError(f"a batch of {batch:g} has no time", setting="batch", works="1")
     sizes = sorted(points)
     if len(sizes) == 1:

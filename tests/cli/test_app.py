@@ -1,6 +1,7 @@
 """The command line as a whole: help, version, and how errors end a process."""
 
 import os
+import signal
 import subprocess
 import sys
 
@@ -25,6 +26,76 @@ def test_help_lists_the_commands():
 
 def test_version():
     assert plait_command("--version").stdout == f"plait {plait.__version__}\n"
+
+
+MAIN = [sys.executable, "-c", "from plait.cli import main; main()"]
+PRINTING = [["--version"], ["--help"], ["doctor"], ["doctor", "--json"], ["bench"], ["bench", "--json"]]
+
+
+@pytest.mark.parametrize("words", PRINTING)
+def test_output_that_cannot_be_written_is_one_line_and_exit_code_1(words):
+    with open("/dev/full", "w") as full:
+        done = subprocess.run([*MAIN, *words], stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert done.stderr == "plait: standard output cannot be written: No space left on device\n"
+    assert done.returncode == 1
+
+
+@pytest.mark.parametrize("words", PRINTING)
+def test_a_closed_output_is_one_line_and_exit_code_2(words):
+    done = subprocess.run(
+        ["sh", "-c", '"$@" >&-', "sh", *MAIN, *words], stderr=subprocess.PIPE, text=True, check=False
+    )
+    assert done.stderr.startswith("plait: standard output is closed (setting: standard output)")
+    assert len(done.stderr.splitlines()) == 1
+    assert done.returncode == 2
+
+
+def test_a_reader_that_has_enough_is_no_error_to_speak_of():
+    read, write = os.pipe()
+    os.close(read)
+    done = subprocess.run(
+        [*MAIN, "bench", "--json"], stdout=write, stderr=subprocess.PIPE, text=True, check=False
+    )
+    os.close(write)
+    assert (done.returncode, done.stderr) == (1, "")
+
+
+LEAVING = """
+import os, signal, sys
+import plait.cli.app
+
+def app():
+    try:
+        os.kill(os.getpid(), int(sys.argv[1]))
+        signal.pause() if len(sys.argv) == 2 else print("went on")
+    finally:
+        print("left in order")
+
+plait.cli.app.app = app
+plait.cli.main()
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_leaves_blocks(number):
+    done = subprocess.run(
+        [sys.executable, "-c", LEAVING, str(int(number))], capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (128 + number, "left in order\n", "")
+
+
+def test_nohup_is_heeded():
+    command = ["nohup", sys.executable, "-c", LEAVING, str(int(signal.SIGHUP)), "and go on"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, "went on\nleft in order\n")
+
+
+@pytest.mark.parametrize("directory", ["/etc/passwd", "/proc/x"])
+def test_a_demo_that_has_nowhere_to_write_is_refused(directory):
+    done = plait_command("demo", "--directory", directory)
+    assert done.returncode == 2
+    assert done.stderr.startswith(f"plait: {directory} cannot be written: ")
+    assert len(done.stderr.splitlines()) == 1
 
 
 def test_an_error_of_plaits_own_is_one_line_and_exit_code_2():

@@ -1,6 +1,11 @@
 """``plait bench``."""
 
 import json
+import os
+import select
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -8,7 +13,7 @@ import typer
 from typer.testing import CliRunner, Result
 
 from plait.cli.bench import bench
-from plait.errors import UsageError
+from plait.errors import FileError, UsageError
 
 SCRIPT = """
 def run(bench):
@@ -97,13 +102,61 @@ def test_an_unknown_question_is_refused_with_the_known_ones(benchmarks: Path) ->
     )
 
 
-@pytest.mark.parametrize("out", [".", "no/such/out.json"])
+@pytest.mark.parametrize("out", [".", "no/such/out.json", "/proc/x"])
 def test_a_file_that_cannot_be_written_is_refused_before_the_run(
     benchmarks: Path, tmp_path: Path, out: str
 ) -> None:
     marker = tmp_path / "ran"
     (benchmarks / "small" / "bench.py").write_text(f"open({str(marker)!r}, 'w')")
     result = plait_bench("small", "--directory", benchmarks, "--out", tmp_path / out)
-    assert isinstance(result.exception, UsageError)
-    assert "cannot be written (setting: --out)" in str(result.exception)
+    assert isinstance(result.exception, FileError)
+    assert result.exception.what.startswith(f"{tmp_path / out} cannot be written: ")
+    assert result.exception.setting == "--out"
     assert not marker.exists()
+
+
+def test_what_was_measured_is_printed_before_a_file_fails(benchmarks: Path) -> None:
+    result = plait_bench("small", "--json", "--directory", benchmarks, "--out", "/dev/full")
+    assert isinstance(result.exception, FileError)
+    assert result.exception.what == "/dev/full cannot be written: No space left on device"
+    assert json.loads(result.stdout)["holds"] is True
+
+
+ENDLESS = """
+import os, signal, time
+def run(bench):
+    try:
+        print("process", os.getpid(), flush=True)
+        time.sleep(600)
+    finally:
+        print("left", flush=True)
+"""
+
+
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGTERM, 143), (signal.SIGHUP, 129), (signal.SIGKILL, -9)]
+)
+def test_a_bench_that_is_ended_takes_its_process_along(
+    benchmarks: Path, tmp_path: Path, number: signal.Signals, code: int
+) -> None:
+    (benchmarks / "small" / "bench.py").write_text(ENDLESS)
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    command = [sys.executable, "-c", "from plait.cli import main; main()", "bench", "small"]
+    with subprocess.Popen(
+        [*command, "--directory", str(benchmarks)],
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "TMPDIR": str(scratch)},
+    ) as run:
+        assert run.stderr is not None
+        line = next(line for line in run.stderr if line.startswith("process"))
+        answering = os.pidfd_open(int(line.split()[1]))
+        try:
+            run.send_signal(number)
+            assert run.wait(60) == code
+            assert select.select([answering], [], [], 60)[0]  # readable when it has ended
+        finally:
+            os.close(answering)
+        assert run.stderr.read() == "left\n"
+    assert os.listdir(scratch) == []

@@ -12,7 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 from plait.cli.lab import app
-from plait.errors import UsageError
+from plait.errors import FileError, UsageError
 from plait.lab.label import Label, start_ticks
 from plait.lab.leftover import members
 from plait.lab.network import missing
@@ -107,7 +107,11 @@ def test_a_worker_over_its_memory_is_explained(namespaces: None) -> None:
         ["--hosts", "300"],
         ["--rate", "-1gbit"],
         ["--rate", "0mbit"],
+        ["--rate", "1e300gbit"],
+        ["--rate", "1e20bit"],
         ["--memory", "1MiB"],
+        ["--memory", "16777216TiB"],
+        ["--memory", "1e30GiB"],
         ["--cores", "4095"],
         ["--per-host", "0"],
     ],
@@ -117,6 +121,22 @@ def test_run_refuses_what_cannot_be(loopback: None, options: list[str]) -> None:
         call("run", *options, "--", "true")
     assert caught.value.setting is not None
     assert caught.value.works is not None
+
+
+@pytest.mark.parametrize("logs", ["/etc/passwd", "/etc/passwd/x", "/proc/x"])
+def test_run_refuses_logs_that_cannot_be_written_before_there_is_a_lab(
+    monkeypatch: pytest.MonkeyPatch, loopback: None, logs: str
+) -> None:
+    monkeypatch.setattr("plait.lab.Lab.__enter__", lambda lab: pytest.fail("the lab was built"))
+    with pytest.raises(FileError, match=f"{logs} cannot be written: ") as caught:
+        call("run", "--hosts", "1", "--logs", logs, "--", "true")
+    assert caught.value.setting == "--logs"
+
+
+def test_a_disk_that_is_full_ends_a_run_with_the_log_named(loopback: None, tmp_path: Path) -> None:
+    (tmp_path / "host0.log").symlink_to("/dev/full")
+    with pytest.raises(FileError, match=r"host0\.log cannot be written: No space left on device"):
+        call("run", "--hosts", "1", "--logs", str(tmp_path), "--", "echo", "hello")
 
 
 def test_run_without_a_command_is_a_usage_error() -> None:
@@ -192,7 +212,7 @@ def test_clean_says_what_it_removed() -> None:
 )
 def test_a_signal_ends_a_run_in_order(namespaces: None, number: signal.Signals, code: int) -> None:
     worker = "import os, time; print(os.environ['PLAIT_LAB'], flush=True); time.sleep(600)"
-    command = [sys.executable, "-c", "from plait.cli.lab import app; app()"]
+    command = [sys.executable, "-c", "from plait.cli import main; main()", "lab"]
     with subprocess.Popen(
         [*command, "run", "--hosts", "2", "--rate", "1gbit", "--", *PYTHON, worker],
         stdout=subprocess.PIPE,

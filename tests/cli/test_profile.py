@@ -60,12 +60,47 @@ def test_json_is_alone_on_standard_output(jobs):
         (["--job", "three"], UsageError, "no job 'three'.*one, two"),
         (["--batch", "two"], UsageError, "'two' is no list of batch sizes"),
         (["--batch", "0"], UsageError, r"\[0\]"),
-        (["--out", "no/such/p.json"], UsageError, "there is no folder no/such"),
+        (["--out", "no/such/p.json"], FileError, "no/such/p.json cannot be written: No such file"),
+        (["--out", "/tmp"], FileError, "/tmp cannot be written: Is a directory"),
+        (["--out", "/proc/x"], FileError, "/proc/x cannot be written: No such file"),
     ],
 )
 def test_wrong_options_are_refused(jobs, words, error, message):
     with pytest.raises(error, match=message):
         run(jobs, *words)
+
+
+def test_what_was_measured_is_printed_before_a_file_fails(jobs):
+    words = ["profile", str(jobs), "--batch", "2", "--repetitions", "1", "--json", "--out", "/dev/full"]
+    result = CliRunner().invoke(app, words)
+    assert isinstance(result.exception, FileError)
+    assert "/dev/full cannot be written: No space left" in str(result.exception)
+    assert Profile.from_json(json.loads(result.stdout)).batch_sizes == (2,)
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("x = 1\nx = = 2", ", line 2: SyntaxError: invalid syntax"),
+        ("\nimport nowhere_to_be_found", ", line 2: ModuleNotFoundError: No module named 'nowhere"),
+        ("def f():\n  1 / 0\n\nf()", ", line 2: ZeroDivisionError: division by zero"),
+    ],
+)
+def test_a_jobs_file_that_fails_is_named_with_line_and_reason(tmp_path, text, reason):
+    file = tmp_path / "bad.py"
+    file.write_text(text)
+    with pytest.raises(FileError) as caught:
+        run(file)
+    assert caught.value.what.startswith(f"{file}{reason}")
+    assert "\n" not in str(caught.value)
+
+
+def test_files_beyond_a_parsers_limits_are_named(tmp_path):
+    file = tmp_path / "p.json"
+    for text in ("[" * 100_000, '{"threads": ' + "1" * 5000 + "}"):
+        file.write_text(text)
+        with pytest.raises(FileError, match=r"p\.json is no JSON, or not whole: "):
+            run(file)
 
 
 def test_wrong_files_are_named(tmp_path):

@@ -222,6 +222,15 @@ def test_any_truncation_is_a_cluster_or_a_file_error(end: int) -> None:
         parse(EXAMPLE[:end])
 
 
+@pytest.mark.parametrize("value", ["[" * 5000 + "]" * 5000, "1" * 5000])
+def test_a_file_beyond_the_parsers_limits_is_named(tmp_path: Path, value: str) -> None:
+    path = tmp_path / "cluster.toml"
+    path.write_text(f"format = {value}\n")
+    with pytest.raises(FileError, match=r"cluster\.toml: cannot be read as TOML: ") as caught:
+        Cluster.load(path)
+    assert caught.value.setting == "cluster file"
+
+
 def test_several_faults_are_counted() -> None:
     with pytest.raises(FileError, match="and 1 more fault"):
         parse(EXAMPLE.replace('"24GiB"', "true").replace('"1gbit"', "-1"))

@@ -253,6 +253,24 @@ def test_processes_under_the_torchrun_contract_describe_one_cluster(port: int, t
     assert cluster.host(f"{name}-1").address == "127.0.0.1"
 
 
+@pytest.mark.parametrize("save", ["/tmp", "/proc/x", "/etc/passwd/x"])
+def test_a_file_that_cannot_be_written_is_refused_before_measuring(save: str) -> None:
+    # Measuring for longer than anybody waits: the answer must come before it.
+    command = [sys.executable, "-m", "plait.cluster", "--parts", "memory", "--seconds", "1e6", "--save", save]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode == 2
+    assert done.stderr.startswith(f"plait.cluster: {save} cannot be written: ")
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_what_was_measured_is_printed_before_a_file_fails() -> None:
+    command = [sys.executable, "-m", "plait.cluster", "--parts", "memory", "--seconds", "0.01"]
+    done = subprocess.run([*command, "--save", "/dev/full"], capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert 'format = "plait.cluster/1"' in done.stdout
+    assert "/dev/full: cannot be written: No space left on device" in done.stderr
+
+
 def test_a_command_that_fails_says_so_in_one_line(port: int) -> None:
     command = [sys.executable, "-m", "plait.cluster", "--parts", "network", "--seconds", "0.02"]
     missing = Place(rank=1, world=2, port=port).environment()

@@ -137,8 +137,8 @@ def test_a_group_that_is_gone_is_removed_without_fuss(tmp_path: Path) -> None:
         remove_group(tmp_path)
 
 
-@pytest.mark.parametrize("limit", [0, "1MiB", "31MiB", "-1GiB", "much"])
-def test_limits_that_no_python_fits_into_are_refused(limit: str | int) -> None:
+@pytest.mark.parametrize("limit", [0, "1MiB", "31MiB", "-1GiB", "much", "16777216TiB", "1e30GiB"])
+def test_limits_that_no_python_fits_into_or_no_kernel_counts_are_refused(limit: str | int) -> None:
     with pytest.raises(UsageError) as caught:
         MemoryGroup(limit)
     assert caught.value.setting == "memory"

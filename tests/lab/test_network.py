@@ -53,9 +53,13 @@ def test_rates() -> None:
     assert parse_link_rate(None) is None
     assert parse_link_rate("1gbit") == 125e6
     assert parse_link_rate(1e6) == 1e6
+    assert parse_link_rate("1tbit") == 125e9
 
 
-@pytest.mark.parametrize("rate", ["-1gbit", "0mbit", 0, -5.0, math.nan, math.inf, "1bit", "fast", "10"])
+@pytest.mark.parametrize(
+    "rate",
+    ["-1gbit", "0mbit", 0, -5.0, math.nan, math.inf, "1bit", "fast", "10", "1e300gbit", "1e20bit", "2tbit"],
+)
 def test_wrong_rates_are_refused(rate: str | float) -> None:
     with pytest.raises(UsageError) as caught:
         parse_link_rate(rate)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import ctypes
 import importlib.util
 import json
+import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -12,6 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 from plait.bench import machine
@@ -20,6 +24,10 @@ from plait.bench.report import Report
 from plait.errors import FileError, UsageError
 
 SCRIPT = "bench.py"
+_GRACE_SECONDS = 5.0
+"""How long a process may take to leave its blocks before it is killed; a lab's workers have 3 of them."""
+_PR_SET_PDEATHSIG = 1
+"""From linux/prctl.h."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -143,19 +151,39 @@ def run_apart(question: Question, *, quick: bool = False, seed: int = 0) -> Repo
     """Answer a question in a fresh process, so that none leaves anything behind for the next.
 
     What the script prints goes to standard error. A script that takes its process down with it is a
-    report with an error like any other.
+    report with an error like any other. When this process is left or killed, that one ends too.
     """
-    with tempfile.TemporaryDirectory(prefix="plait-bench-") as scratch:
-        result = Path(scratch) / "report.json"
-        asked = {"directory": str(question.directory), "result": str(result), "quick": quick, "seed": seed}
-        ended = subprocess.run(
-            [sys.executable, "-m", "plait.bench", json.dumps(asked)], stdout=2, check=False
-        )
-        if result.exists():
-            return Report.from_json(json.loads(result.read_text(encoding="utf-8")), source=str(result))
-    return _broken(
-        question, quick, f"its process ended with status {ended.returncode} before it could report"
-    )
+    with tempfile.TemporaryFile("w+", encoding="utf-8") as result:  # it has no name that could stay behind
+        asked = {
+            "directory": str(question.directory),
+            "result": result.fileno(),
+            "quick": quick,
+            "seed": seed,
+            "parent": os.getpid(),
+        }
+        command = [sys.executable, "-m", "plait.bench", json.dumps(asked)]
+        with subprocess.Popen(command, stdout=2, pass_fds=[result.fileno()]) as answering:
+            try:
+                status = answering.wait()
+            except BaseException:
+                _end(answering)
+                raise
+        result.seek(0)
+        text = result.read()
+    try:
+        data = json.loads(text)
+    except ValueError:  # none, or cut short
+        return _broken(question, quick, f"its process ended with status {status} before it could report")
+    return Report.from_json(data, source="the process's report")
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """Let a process leave its blocks, which may hold a lab, and kill it where that takes too long."""
+    process.terminate()
+    try:
+        process.wait(_GRACE_SECONDS)
+    except subprocess.TimeoutExpired:
+        process.kill()
 
 
 def _broken(question: Question, quick: bool, error: str) -> Report:
@@ -174,10 +202,24 @@ def _broken(question: Question, quick: bool, error: str) -> Report:
 
 def answer(asked: dict[str, Any]) -> None:
     """The fresh process's side of ``run_apart``."""
+    _end_with(asked["parent"])
     report = run_here(Question.read(Path(asked["directory"])), quick=asked["quick"], seed=asked["seed"])
     text = json.dumps(report.to_json(), allow_nan=False, default=str)
-    # Whole or not at all: a file cut short must not be taken for a report.
-    result = Path(asked["result"])
-    part = result.with_suffix(".part")
-    part.write_text(text, encoding="utf-8")
-    part.rename(result)
+    with open(asked["result"], "w", encoding="utf-8") as result:
+        result.write(text)
+
+
+def _end_with(parent: int) -> None:
+    """Have the kernel ask this process to end when its parent does, and leave blocks when asked."""
+
+    def leave(number: int, frame: FrameType | None) -> None:
+        signal.signal(number, signal.SIG_IGN)  # once is enough; more would disturb the cleaning up
+        sys.exit(128 + number)
+
+    signal.signal(signal.SIGTERM, leave)
+    library = ctypes.CDLL(None, use_errno=True)
+    if library.prctl(_PR_SET_PDEATHSIG, int(signal.SIGTERM), 0, 0, 0) != 0:
+        code = ctypes.get_errno()
+        raise OSError(code, f"prctl: {os.strerror(code)}")
+    if os.getppid() != parent:  # it was gone before the kernel knew
+        sys.exit(128 + signal.SIGTERM)

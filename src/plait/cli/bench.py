@@ -36,12 +36,14 @@ def bench(
     """
     from plait.bench import find_directory, questions, run_apart
     from plait.cli.console import print_json
+    from plait.destination import check_file, write_text
 
     known = questions(find_directory(directory))
     if question is None and not every and not quick:
         _print_questions(known, as_json)
         return
-    _check_out(out)
+    if out is not None:
+        check_file(out, setting="--out")
     asked = known if question is None else (_chosen(known, question),)
     reports = []
     for i, one in enumerate(asked, start=1):
@@ -52,10 +54,10 @@ def bench(
             _print_report(report)
     data = [report.to_json() for report in reports]
     result = data if question is None else data[0]
-    if out is not None:
-        out.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
     if as_json:
         print_json(result)
+    if out is not None:
+        write_text(out, json.dumps(result, indent=2) + "\n", setting="--out")
     if not all(report.holds for report in reports):
         raise typer.Exit(EXIT_FAILED)
 
@@ -78,16 +80,6 @@ def _progress(doing: str) -> AbstractContextManager[object]:
         return Console(stderr=True).status(doing)
     typer.echo(doing, err=True)
     return nullcontext()
-
-
-def _check_out(out: Path | None) -> None:
-    """A long run must not end at a file that could never be written."""
-    from plait.errors import UsageError
-
-    if out is not None and (out.is_dir() or not out.resolve().parent.is_dir()):
-        raise UsageError(
-            f"{out} cannot be written", setting="--out", works="a file in a directory that exists"
-        )
 
 
 def _print_questions(known: Sequence[Question], as_json: bool) -> None:

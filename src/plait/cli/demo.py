@@ -17,11 +17,12 @@ def demo(
     """Show plait at work: small real runs, a minute or two on two cores."""
     from plait.cli.console import console
     from plait.demo import ACTS
+    from plait.destination import make_folder
 
     chosen = [known for known in ACTS if act in (None, known.name)]
     if not chosen:
         raise UsageError(f"there is no act {act!r}", setting="ACT", works=", ".join(a.name for a in ACTS))
-    directory.mkdir(parents=True, exist_ok=True)
+    make_folder(directory, setting="--directory")
     for place, known in enumerate(chosen, start=1):
         console().rule(f"{place} of {len(chosen)}: {known.title}", align="left")
         known.play(directory)

@@ -25,16 +25,17 @@ def profile(
 ) -> None:
     """Measure the time and the bytes of every block of a job's model."""
     from plait.cli.console import print_json
+    from plait.destination import check_file
 
-    if out is not None and not out.parent.is_dir():
-        raise UsageError(f"there is no folder {out.parent}", setting="--out", works="profile.json")
-    measured = _shown(file) or _measured(_chosen(file, job), _sizes(batch), repetitions, threads)
     if out is not None:
-        measured.save(out)
+        check_file(out, setting="--out")
+    measured = _shown(file) or _measured(_chosen(file, job), _sizes(batch), repetitions, threads)
     if as_json:
         print_json(measured.to_json())
     else:
         print_profile(measured)
+    if out is not None:
+        measured.save(out)
 
 
 def _shown(file: Path) -> Profile | None:
@@ -47,7 +48,7 @@ def _shown(file: Path) -> Profile | None:
         return None
     try:
         head = json.loads(file.read_text())
-    except ValueError:
+    except (ValueError, RecursionError, OSError):
         return Profile.load(file)  # says what is wrong, and where
     is_job = isinstance(head, dict) and str(head.get("format", FORMAT)).startswith("plait.job/")
     return None if is_job else Profile.load(file)

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from plait.cluster.cluster import PARTS, Cluster
 from plait.cluster.file import FORMAT
+from plait.destination import check_file
 from plait.errors import PlaitError
 from plait.units import parse_seconds
 from plait.worker import Place
@@ -39,9 +40,10 @@ def main() -> int:
     parser.add_argument("--save", metavar="FILE", help="write the cluster file here, on rank 0")
     parser.add_argument("--json", action="store_true", help="print JSON instead of the cluster file")
     options = parser.parse_args()
-    if options.save and not Path(options.save).resolve().parent.is_dir():
-        parser.error(f"--save {options.save}: there is no such directory")
     try:
+        first = Place.from_environment().rank == 0
+        if options.save and first:
+            check_file(Path(options.save), setting="--save")
         if options.cluster:
             cluster = Cluster.load(options.cluster)
         else:
@@ -53,13 +55,13 @@ def main() -> int:
             at_once=options.at_once,
             timeout=parse_seconds(options.timeout, setting="--timeout"),
         )
+        if first:
+            sys.stdout.write(as_json(cluster) if options.json else cluster.to_toml())
+            if options.save:
+                cluster.save(options.save)
     except PlaitError as error:
         print(f"plait.cluster: {error}", file=sys.stderr)
         return 2 if isinstance(error, ValueError) else 1
-    if Place.from_environment().rank == 0:
-        if options.save:
-            cluster.save(options.save)
-        sys.stdout.write(as_json(cluster) if options.json else cluster.to_toml())
     return 0
 
 

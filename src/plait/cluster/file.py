@@ -129,6 +129,8 @@ def parse(text: str, path: Path = Path("cluster")) -> Cluster:
         raise _fault(path, error) from None
     except UsageError as error:
         raise FileError(f"{path}: {error.what}", setting=error.setting, works=error.works) from None
+    except (ValueError, RecursionError) as error:  # a number of thousands of digits, brackets a thousand deep
+        raise FileError(f"{path}: cannot be read as TOML: {error}", setting="cluster file") from None
 
 
 def _with_line(message: str, text: str) -> str:

@@ -26,6 +26,7 @@ from plait.lab.cores import parse_cores
 from plait.lab.host import Host
 from plait.lab.label import VARIABLE, Label
 from plait.lab.leftover import clean, remove
+from plait.lab.logs import open_logs
 from plait.lab.memory import MemoryGroup, can_limit, parse_limit
 from plait.lab.network import INTERFACE, MOST_HOSTS, Network, missing, parse_link_rate
 from plait.lab.trace import Follower, Step, Trace
@@ -211,11 +212,7 @@ class Lab:
             if logs is None:
                 writers: list[Callable[[str], None]] = [partial(_named, show, name) for name in names]
             else:
-                logs.mkdir(parents=True, exist_ok=True)
-                files = [
-                    stack.enter_context((logs / f"{name}.log").open("w", encoding="utf-8")) for name in names
-                ]
-                writers = [partial(print, file=file, flush=True) for file in files]
+                writers = open_logs(logs, names, stack)
             workers: list[Process] = []
             stack.callback(lambda: end(workers, grace_seconds))
             for place in places:

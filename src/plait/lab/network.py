@@ -21,7 +21,6 @@ application can see is 95.6% of the rate.
 from __future__ import annotations
 
 import json
-import math
 import os
 import shutil
 import subprocess
@@ -40,6 +39,8 @@ NAMESPACES = Path("/run/netns")
 MOST_HOSTS = 250
 _LEAST_RATE = 1_000.0
 """Bytes per second; below it the kernel's arithmetic of a bucket overflows, and nobody could wait for it."""
+_MOST_RATE = 125e9
+"""1 Tbit/s; some way above, tc rounds a bucket down to nothing, and from 2**64 bit/s on it wraps around."""
 _CAP_NET_ADMIN, _CAP_SYS_ADMIN = 12, 21
 
 
@@ -77,8 +78,8 @@ def parse_link_rate(rate: str | float | None, *, setting: str = "rate") -> float
     if rate is None:
         return None
     value = parse_rate(rate, setting=setting)
-    if not _LEAST_RATE <= value < math.inf:
-        raise UsageError(f"a link cannot run at {rate!r}", setting=setting, works="8kbit and above, or none")
+    if not _LEAST_RATE <= value <= _MOST_RATE:
+        raise UsageError(f"a link cannot run at {rate!r}", setting=setting, works="8kbit to 1tbit, or none")
     return value
 
 
