@@ -372,6 +372,12 @@ def test_a_step_number_below_one_is_refused(name):
         reference.train(BASE, **{name: 0})
 
 
+def test_a_checkpoint_of_something_else_is_refused(tmp_path):
+    checkpoint.save(tmp_path / reference.CHECKPOINT, {"weights": torch.zeros(3)})
+    with pytest.raises(FileError, match="has no job: it is not one of a job"):
+        reference.train(job(), resume=tmp_path / reference.CHECKPOINT)
+
+
 def test_no_checkpoint_to_resume_from(tmp_path):
     with pytest.raises(FileError, match="there is no checkpoint"):
         reference.train(BASE, resume=tmp_path)

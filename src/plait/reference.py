@@ -325,6 +325,13 @@ def _save(run: _Run, file: Path) -> None:
 
 def _restore(run: _Run, file: Path) -> None:
     state = checkpoint.load(file, device=run.world.device)
+    lacking = [name for name in ("job", "model", "optimizer", "losses") if name not in state]
+    if lacking:
+        raise FileError(
+            f"checkpoint {file} has no {lacking[0]}: it is not one of a job",
+            setting="resume",
+            works="a checkpoint that train() wrote",
+        )
     other = run.job.differs(state["job"])
     if other is not None:
         name, then, now = other
