@@ -111,8 +111,7 @@ def ask(bench: Bench, task: str, sides: Sides, steps: int) -> None:
 
 def run(bench: Bench) -> None:
     bench.configure(auto=AUTO, ranks=2, threads=1, within_percent=WITHIN, within_points=POINTS)
-    peers = {"PowerSGD rank 4": {"rank": 4}}
-    ask(bench, "GPT", SIDES | bench.pick(quick={}, full=peers), bench.pick(quick=60, full=2000))
+    ask(bench, "GPT", SIDES, bench.pick(quick=60, full=1200))
     if find_spec("sklearn") is None:
         bench.skip("convnet", "scikit-learn, which has the digits, is not installed")
         return

@@ -255,6 +255,13 @@ def _two_decisions_after_a_step():
         (lambda: Adaptation(every_steps=3, observe_steps=4), "4 steps .* every 3 .*works: 1 to 3"),
         (lambda: Adaptation(margin=1.0), "margin is 1.0"),
         (lambda: Adaptation(gain=-0.1), "gain is -0.1"),
+        (lambda: Adaptation(alpha="2"), "alpha is '2', of type str.*works: 1.0"),
+        (lambda: Adaptation(alpha=True), "alpha is True"),
+        (lambda: Adaptation(margin=None), "margin is None.*works: 0.05"),
+        (lambda: Adaptation(gain="x"), "gain is 'x'"),
+        (lambda: Adaptation(reference_bits=1.5), "reference_bits is 1.5, of type float.*works: 4"),
+        (lambda: Adaptation(reference_bits=True), "reference_bits is True"),
+        (lambda: Adaptation(least_bits="3"), "least_bits is '3'"),
         (lambda: Tuner(QUICK).observes(-1), "step is -1"),
         (lambda: Tuner(QUICK).decide(2), "no gradient was observed before the decision after step 2"),
         (_observe_other_layers, "name 'a' in one observation and 'c' in another"),
@@ -265,3 +272,36 @@ def _two_decisions_after_a_step():
 def test_what_makes_no_sense_is_refused(wrong, match):
     with pytest.raises(UsageError, match=match):
         wrong()
+
+
+def _observed():
+    tuner = Tuner(QUICK)
+    run(tuner, GRADIENTS[:5])
+    return json.loads(json.dumps(tuner.state_dict()))
+
+
+@pytest.mark.parametrize(
+    ("damage", "match"),
+    [
+        (lambda state: state.pop("log"), "no 'log'"),
+        (lambda state: state.update(log=5), "log is 5"),
+        (lambda state: state["log"].pop("decisions"), None),
+        (lambda state: state["log"].update(decisions=5), "decisions"),
+        (lambda state: state.update(seen="x"), "seen is 'x'"),
+        (lambda state: state.update(seen=[["x"]]), r"observations\.0\.0"),
+        (lambda state: state["seen"][0][0].pop("widths"), r"observations\.0\.0\.widths"),
+        (lambda state: state["seen"][0][0].update(count=-1), "count is -1"),
+        (lambda state: state["seen"].append(state["seen"][0][1:]), "'a' in one observation"),
+    ],
+)
+def test_a_damaged_state_changes_nothing(damage, match):
+    state, tuner = _observed(), Tuner(QUICK)
+    assert len(state["seen"]) > 0
+    damage(state)
+    if match is None:  # a run without decisions is one
+        tuner.load_state_dict(state)
+        assert tuner.log == Log()
+        return
+    with pytest.raises((FileError, UsageError), match=match):
+        tuner.load_state_dict(state)
+    assert tuner.state_dict() == Tuner(QUICK).state_dict()

@@ -1,5 +1,7 @@
 """Checkpoints, adaptive bits and reports of an attachment, in real processes."""
 
+import copy
+import functools
 import itertools
 
 import pytest
@@ -10,10 +12,11 @@ from torch.nn.parallel import DistributedDataParallel
 
 import plait.compress
 from plait import Timeline
-from plait.compress import Adaptation, Log
+from plait.compress import Adaptation, Log, Rule
 from plait.errors import FileError, UsageError
 
 QUICK = Adaptation(warmup_steps=2, every_steps=3, observe_steps=2)
+GONE = object()
 
 
 def make(bits, **options):
@@ -104,6 +107,100 @@ def test_a_world_of_another_size_goes_on(ranks):
         assert steps == 8
 
 
+def damaging():
+    ddp, optimizer, attachment = make(2, rules=[Rule(name="4.weight", bits="auto")])
+    train(ddp, optimizer, 0, 5)
+    good, everyone = attachment.state_dict(), attachment.state_dict(everyone=True)
+    before = str(good)
+    found = {}
+
+    def load(name, /, *path, **changes):
+        state = copy.deepcopy(everyone if path[:1] == ("everyone",) else good)
+        inner = functools.reduce(lambda part, key: part[key], path, state)
+        for key, value in changes.items():
+            if value is GONE:
+                del inner[key]
+            else:
+                inner[key] = value
+        with pytest.raises((FileError, UsageError)) as caught:
+            attachment.load_state_dict(state)
+        found[name] = str(caught.value)
+        assert str(attachment.state_dict()) == before, name  # nothing is half loaded
+
+    for field in ("rank", "world", "step", "declined", "watch", "feedback"):
+        load(f"no {field}", **{field: GONE})
+        load(f"{field} of a word", **{field: "x"})
+    load("step before the first", step=-7)
+    load("a rank beyond the world", rank=2)
+    load("99 bits declined", declined=[99])
+    load("nobody", everyone=[])
+    load("one of two", everyone=everyone["everyone"][:1])
+    load("one twice", everyone=[good, good])
+    load("damage of another", "everyone", 1, "feedback", 0, held=[torch.zeros(5)])
+    load("99 bits", "watch", "bits", **{"0.weight": 99})
+    load("a parameter too few", "watch", "bits", **{"0.weight": GONE})
+    load("errors of words", "watch", "errors", **{"0.weight": "x"})
+    load("a tuner of words", "watch", tuner={"log": 5, "seen": []})
+    load("an observation of another", "watch", "tuner", "seen", 0, 0, name="0.weight")
+    load(
+        "too few widths",
+        "watch",
+        "tuner",
+        "seen",
+        0,
+        0,
+        widths=(4,),
+        squared_error=(1.0,),
+        payload_bytes=(1,),
+    )
+    load("a decision on another", "watch", "tuner", "log", "decisions", 0, "plan", bits={"0.weight": 4})
+    load("too few bits", "watch", "tuner", "log", "decisions", 0, "plan", bits={"4.weight": 1})
+    load("junk", feedback=[{"counts": {}, "owned": [], "held": []}])
+    load("short feedback", "feedback", 0, held=[torch.zeros(5)])
+    for state in (None, 5, []):
+        with pytest.raises(FileError, match="a state of format"):
+            attachment.load_state_dict(state)
+    attachment.load_state_dict(good)
+    other = DistributedDataParallel(nn.Sequential(nn.Linear(64, 90), nn.Tanh(), nn.Linear(90, 64)))
+    for state in (good, everyone):
+        with pytest.raises(UsageError, match=r"another model: it has bits for '4\.weight'"):
+            plait.compress.attach(other, bits=2, decline=False).load_state_dict(state)
+        plait.compress.attachment_of(other).detach()
+    smaller = nn.Sequential(nn.Linear(64, 90), nn.Tanh(), nn.Linear(90, 96), nn.Tanh(), nn.Linear(96, 64))
+    third = plait.compress.attach(DistributedDataParallel(smaller), bits=2, decline=False)
+    with pytest.raises(UsageError, match=r"9216 elements of '2\.weight', and the model has 8640"):
+        third.load_state_dict(everyone)
+    train(ddp, optimizer, 5, 6)
+    return found
+
+
+def test_a_state_that_is_damaged_or_of_another_model_changes_nothing(ranks):
+    for rank, found in enumerate(ranks(2, damaging)):
+        assert len(found) == 29
+        assert "step -7" in found["step before the first"]
+        assert f"{rank} of 2, {rank} of 2" in found["one twice"]
+        assert "99 bits for '0.weight'" in found["99 bits"]
+        assert "1 bits for '4.weight'" in found["too few bits"]
+
+
+def asking_otherwise():
+    ddp, optimizer, attachment = make(2)
+    train(ddp, optimizer, 0, 2)
+    state = {**attachment.state_dict(), "declined": [8]}
+    attachment.detach()
+    again = plait.compress.attach(ddp, bits=8, decline=False)
+    again.load_state_dict(state)
+    bits, steps = again.bits, again.report().steps
+    again.detach()
+    chosen = plait.compress.attach(ddp, bits="auto", decline=False)
+    chosen.load_state_dict(state)  # in which nobody chose
+    return set(bits.values()), steps, set(chosen.bits.values())
+
+
+def test_what_is_asked_for_wins_over_a_state(ranks):
+    assert ranks(2, asking_otherwise) == [({8, 32}, 2, {4, 32})] * 2
+
+
 def adapting(options):
     ddp, optimizer, attachment = make("auto", **options)
     seen = []  # the bits in force in every step
@@ -149,6 +246,17 @@ def reporting():
     ddp, optimizer, attachment = make(4, timeline=timeline)
     train(ddp, optimizer, 0, 5)
     names = {span.name for span in timeline.spans}
+    attachment.detach()
+    ended = len(timeline.spans)
+    second = Timeline()
+    first = plait.compress.attach(ddp, bits=4, decline=False)
+    train(ddp, optimizer, 5, 6)
+    assert len(timeline.spans) == ended  # there is no more to record
+    first.detach()
+    plait.compress.attach(ddp, bits=4, decline=False, timeline=second)
+    attachment.detach()
+    train(ddp, optimizer, 6, 7)
+    assert len(second.spans) > 0  # which was not the first one's to end
     return attachment.report(), str(attachment.report()), attachment.report().to_json(), names
 
 

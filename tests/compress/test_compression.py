@@ -1,9 +1,13 @@
 import pytest
 
+from plait.compress.adapt import Decision, Log
+from plait.compress.allocation import allocate
 from plait.compress.codec import Cast, Exact, Quantizer
 from plait.compress.compression import Compression
+from plait.compress.observation import LayerError
 from plait.compress.rules import Rule
-from plait.errors import UsageError
+from plait.compress.sparse import TopK
+from plait.errors import FileError, UsageError
 
 
 def test_codecs():
@@ -47,6 +51,19 @@ def test_facts_name_every_setting():
         ({"feedback_bits": 16}, "feedback_bits", "8 or 32"),
         ({"gather_bits": "auto"}, "gather_bits", "8"),
         ({"gather_bits": 9}, "gather_bits", "8"),
+        ({"rules": None}, "rules", "Rule("),
+        ({"rules": "head"}, "rules", "Rule("),
+        ({"rules": {}}, "rules", "Rule("),
+        ({"codec": TopK}, "codec", "works: TopK()"),
+        ({"codec": "topk"}, "codec", "TopK()"),
+        ({"codec": TopK(), "bits": "auto"}, "codec", 'other than "auto"'),
+        ({"stochastic": "no"}, "stochastic", "True or False"),
+        ({"decline": 0}, "decline", "True or False"),
+        ({"error_feedback": "no"}, "error_feedback", "True, False or None"),
+        ({"adaptation": {"alpha": 2.0}}, "adaptation", "Adaptation("),
+        ({"settings": {"timeout_s": 5}}, "settings", "Settings("),
+        ({"replay": 5}, "replay", "bits.json"),
+        ({"feedback_bits": "8"}, "feedback_bits", "8 or 32"),
     ],
 )
 def test_mistakes(given, setting, works):
@@ -54,3 +71,30 @@ def test_mistakes(given, setting, works):
         Compression.of(given)
     assert caught.value.setting == setting
     assert works in str(caught.value)
+
+
+def test_one_rule_needs_no_list():
+    rule = Rule(pattern="head", bits=8)
+    assert Compression(rules=rule) == Compression(rules=iter([rule])) == Compression(rules=(rule,))
+
+
+def test_a_schedule_is_read_at_once_and_workers_compare_what_it_says(tmp_path):
+    path = tmp_path / "bits.json"
+    with pytest.raises(FileError, match=r"bits\.json cannot be read"):
+        Compression(bits="auto", replay=path)
+    layer = LayerError(
+        name="a",
+        count=8,
+        widths=(4,),
+        squared_error=(1.0,),
+        payload_bytes=(12,),
+        exact_bytes=32,
+        squared_norm=2.0,
+    )
+    log = Log(decisions=(Decision(step=3, changed=True, why="", plan=allocate([layer])),))
+    log.save(path)
+    read, other = (Compression(bits="auto", replay=each) for each in (path, Log()))
+    assert read.replay == log
+    assert read.facts() == Compression(bits="auto", replay=log).facts()
+    assert read.facts()["replay"] != other.facts()["replay"]
+    assert "of 1 decisions" in read.facts()["replay"]

@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from plait.compress.adapt import Adaptation
+from plait.compress.adapt import Adaptation, Log
 from plait.compress.compression import Compression
 from plait.compress.environment import asked_for, parse
 from plait.compress.settings import Settings
-from plait.errors import UsageError
+from plait.errors import FileError, UsageError
 
 
 @pytest.mark.parametrize("text", ["", " ", "off", "OFF", "0", "no", "none", "false"])
@@ -39,7 +39,6 @@ def test_unset_is_off(monkeypatch):
         ("2,error_feedback=none", Compression(bits=2)),
         ("4,decline=no,stochastic=false", Compression(bits=4, decline=False, stochastic=False)),
         ("4,gather_bits=8,feedback_bits=8", Compression(gather_bits=8, feedback_bits=8)),
-        ("auto,replay=runs/bits.json", Compression(bits="auto", replay="runs/bits.json")),
         (
             "auto,adaptation.alpha=2,adaptation.warmup_steps=10",
             Compression(bits="auto", adaptation=Adaptation(alpha=2.0, warmup_steps=10)),
@@ -52,6 +51,14 @@ def test_unset_is_off(monkeypatch):
 )
 def test_what_works(text, compression):
     assert parse(text) == compression
+
+
+def test_a_schedule_is_read_at_once(tmp_path):
+    path, log = tmp_path / "bits.json", Log()
+    with pytest.raises(FileError, match=r"PLAIT_COMPRESS='auto,replay=.*bits.json cannot be read"):
+        parse(f"auto,replay={path}")
+    log.save(path)
+    assert parse(f"auto,replay={path}") == Compression(bits="auto", replay=log)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,5 @@
 import socket
+import time
 from dataclasses import replace
 
 import pytest
@@ -40,21 +41,25 @@ def test_and_hosts_with_other_names_another(monkeypatch):
 
 
 def bothered():
-    """Rank 0 is called by strangers before and while the others call it."""
+    """Rank 0 is called by strangers before and while the others call it; some say nothing, and stay."""
+    mesh._GREETING_S = 60.0
     connections, create = [], socket.create_server
 
     def create_and_call(address, **rest):
         server = create(address, **rest)
-        for text in (b"GET / HTTP/1.0\r\n\r\n", b"\0" * 20, b""):
-            connection = socket.create_connection(server.getsockname())
-            connection.sendall(text)
-            connection.shutdown(socket.SHUT_WR)
-            connections.append(connection)
+        for text in (b"GET / HTTP/1.0\r\n\r\n", b"\0" * 20, b"\0" * 5, b""):
+            for silent in (False, True):
+                connection = socket.create_connection(server.getsockname())
+                connection.sendall(text)
+                if not silent:
+                    connection.shutdown(socket.SHUT_WR)
+                connections.append(connection)
         return server
 
     if dist.get_rank() == 0:
         socket.create_server = create_and_call
     met = mesh.connect(dist.group.WORLD, shared_memory=False, timeout_s=20)
+    assert connections == [] or connections[1].recv(1) == b"", "hung up on"
     return [(link.position, link.rank, link.shared) for link in met.links.values()], met.hosts
 
 
@@ -77,9 +82,38 @@ def test_neighbours_share_memory_unless_told_not_to(ranks):
     assert ranks(2, meet, False) == [({socket.AF_INET}, {False})] * 2
 
 
+def test_a_stranger_that_says_nothing_is_turned_away_in_time():
+    server = socket.create_server(("127.0.0.1", 0))
+    caller = socket.create_connection(server.getsockname())
+    mesh_of_two = mesh.Mesh((4, 7), 0, ((0, 1),))
+    reception = mesh._Reception(mesh_of_two, {server: {1}}, bytes(16))
+    with server, caller:
+        with pytest.raises(WorkerError, match="rank 4 was not called by rank 7 in time"):
+            list(reception.links(time.monotonic() + 1.0))
+        assert caller.recv(1) == b""
+
+
+def absent():
+    """Rank 1 comes to nothing."""
+    if dist.get_rank() == 1:
+        return None
+    try:
+        mesh.connect(dist.group.WORLD, shared_memory=True, timeout_s=1.5)
+    except WorkerError as error:
+        return error.what, error.setting
+
+
+def test_one_that_does_not_come_is_named(ranks):
+    outcomes = ranks(3, absent)
+    for rank in (0, 2):
+        what, setting = outcomes[rank]
+        assert what.startswith("rank 1 did not come to connect: rank ")
+        assert setting == "timeout_s"
+
+
 def test_who_cannot_be_reached_is_named(ranks):
     messages = ranks(2, late)
-    assert "rank 0 was not called by ranks 1 in time" in messages[0]
+    assert "rank 0 was not called by rank 1 in time" in messages[0]
     assert messages[1] == "late"
 
 
@@ -88,7 +122,7 @@ def late():
     if dist.get_rank() == 1:
         mesh._call = lambda *_: (_ for _ in ()).throw(WorkerError("late"))
     try:
-        mesh.connect(dist.group.WORLD, shared_memory=False, timeout_s=0.5)
+        mesh.connect(dist.group.WORLD, shared_memory=False, timeout_s=2)
     except WorkerError as error:
         return error.what
     return "met"
@@ -100,7 +134,7 @@ def hung_up():
         real = mesh._call
         mesh._call = lambda met, other, card, *rest: real(met, other, replace(card, port=1), *rest)
     try:
-        mesh.connect(dist.group.WORLD, shared_memory=False, timeout_s=0.5)
+        mesh.connect(dist.group.WORLD, shared_memory=False, timeout_s=2)
     except WorkerError as error:
         return error.what
     return "met"
@@ -108,7 +142,7 @@ def hung_up():
 
 def test_who_cannot_reach_another_says_so(ranks):
     zero, one = ranks(2, hung_up)
-    assert "rank 0 was not called by ranks 1 in time" in zero
+    assert "rank 0 was not called by rank 1 in time" in zero
     assert "rank 1 cannot reach rank 0 at 127.0.0.1:1: " in one
 
 

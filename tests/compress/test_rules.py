@@ -2,7 +2,15 @@ import pytest
 import torch
 from torch import nn
 
-from plait.compress.rules import Parameter, Rule, checked_bits, described, parameters_of, select
+from plait.compress.rules import (
+    Parameter,
+    Rule,
+    checked_bits,
+    checked_width,
+    described,
+    parameters_of,
+    select,
+)
 from plait.errors import UsageError
 
 
@@ -86,6 +94,12 @@ def test_every_choice_says_why():
         (lambda: Rule(bits=4), "rules", "pattern"),
         (lambda: Rule(pattern="(", bits=4), "pattern", r"\("),
         (lambda: Rule(pattern="a", bits=9), "bits", "1 to 8"),
+        (lambda: Rule(name=5, bits=4), "name", "head.weight"),
+        (lambda: Rule(pattern=5, bits=4), "pattern", "head"),
+        (lambda: Rule(pattern=b"x", bits=4), "pattern", "head"),
+        (lambda: Rule(module=[], bits=4), "module", "Linear"),
+        (lambda: checked_width("auto"), "bits", "works: 1 to 8, 16, 32"),
+        (lambda: checked_width(9, "gather_bits"), "gather_bits", "works: 1 to 8, 16, 32"),
         (lambda: bits_of(Rule(name="body.0.weigth", bits=4)), "rules", "body.0.weight"),
         (lambda: bits_of(Rule(module="Conv2d", bits=4)), "rules", "Linear"),
         (lambda: bits_of(Rule(pattern="conv", bits=4)), "rules", "embed.weight"),
@@ -101,3 +115,19 @@ def test_mistakes(call, setting, works):
 
 def test_a_scalar_has_one_element():
     assert Parameter(name="scale", shape=()).count == 1
+
+
+def test_gradients_that_cannot_be_compressed_stay_exact_whatever_a_rule_says():
+    model = nn.ModuleDict(
+        {
+            "sparse": nn.Embedding(50, 64, sparse=True),
+            "wide": nn.Linear(64, 64).double(),
+            "plain": nn.Linear(64, 64),
+        }
+    )
+    chosen = {
+        each.parameter.name: each for each in select(described(model), "auto", [Rule(pattern=".", bits=4)])
+    }
+    assert {name for name, each in chosen.items() if each.bits == 4} == {"plain.weight", "plain.bias"}
+    assert "sparse" in chosen["sparse.weight"].why
+    assert "float64" in chosen["wide.weight"].why

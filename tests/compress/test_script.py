@@ -68,7 +68,7 @@ def test_an_unmodified_script_is_compressed(name, package, extra, compressed, ex
         f"plait: gradients of {compressed} parameters in 4 bits, of {exact} exact "
         "(PLAIT_COMPRESS=off switches this off)"
     )
-    assert 7 < float(SENT.fullmatch(said[1]).group(1)) < 8
+    assert 6 < float(SENT.fullmatch(said[1]).group(1)) < 7.2
     script = str(SCRIPTS / name)
     elastic = {"TORCHELASTIC_RUN_ID": "none", "GROUP_RANK": "0", "PLAIT_COMPRESS": "off"}
     plain = results("".join(ranks(2, as_it_is, script, *words, group=False, environment=elastic)))

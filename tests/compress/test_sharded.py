@@ -11,8 +11,8 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.fsdp._fully_shard._fsdp_common import FSDPMeshInfo, ShardPlacementResult
 from torch.distributed.tensor import Shard
 
-from plait import native
-from plait.compress.adapt import Adaptation
+from plait import Timeline, native
+from plait.compress.adapt import Adaptation, Log
 from plait.compress.codec import Quantizer
 from plait.compress.compression import Compression
 from plait.compress.exchange import PARTIAL
@@ -64,7 +64,7 @@ def sharded(model=None, *, root=True, **options):
 
 
 def compressed(model, **fields):
-    return attach_fsdp(model, Compression(**{"decline": False, **fields}))
+    return attach_fsdp(model, Compression(**{"decline": False, "bucket": 1024, **fields}))
 
 
 def batch(step=0, rank=None):
@@ -330,10 +330,10 @@ def hybrid(shape):
         assert report.scatter.operations == (3 if shape[1] > 1 else 0)
         results |= {(bits, name): total for name, total in checksums(got).items()}
     # Sharers on one host may do without compression, and replicas on other hosts not.
-    state, before = attachment.state_dict(), attachment.report()
-    for group in state["groups"].values():
-        group["declined"] = {"scatter": [8]}
-    attachment.load_state_dict(state)
+    before = attachment.report()
+    for traffic in attachment._traffics:
+        traffic.declined = {"scatter": frozenset([8])}
+        traffic.install()
     assert attachment.bits["head.weight"] == 8
     backward(model)
     report, again = attachment.report(), gradients(model)
@@ -458,7 +458,8 @@ def test_modules_sharded_together_and_frozen_parameters(ranks):
 def detached():
     stock, ours = sharded(), sharded()
     before = [module._get_fsdp_state()._fsdp_param_groups[0]._reduce_scatter_comm for module in ours.blocks]
-    attachment = compressed(ours, bits=4, gather_bits=8)
+    timeline = Timeline()
+    attachment = attach_fsdp(ours, Compression(bits=4, gather_bits=8, decline=False), timeline)
     backward(ours)
     gradients(ours)
     with pytest.raises(UsageError, match=r"compressed already.*detach\(\) it first"):
@@ -466,7 +467,8 @@ def detached():
     attachment.detach()
     after = [module._get_fsdp_state()._fsdp_param_groups[0]._reduce_scatter_comm for module in ours.blocks]
     assert before == after
-    sent = attachment.report().scatter.operations
+    sent, recorded = attachment.report().scatter.operations, len(timeline.spans)
+    assert recorded > 0
     assert backward(ours) == backward(stock)
     for (name, wanted), got in zip(gradients(stock).items(), gradients(ours).values(), strict=True):
         assert torch.equal(wanted, got), name
@@ -476,6 +478,7 @@ def detached():
     attachment.load_state_dict(attachment.state_dict())
     backward(ours)
     assert again.report().scatter.operations == 3
+    assert len(timeline.spans) == recorded  # which is not for others
 
 
 def test_detach_gives_the_model_back(ranks):
@@ -537,6 +540,9 @@ def declined():
     state = attachment.state_dict()
     for group in state["groups"].values():
         group["declined"] = {"scatter": [4], "gather": [8]}
+    unmoved = compressed(sharded(), bits=4, gather_bits=8)
+    unmoved.load_state_dict(state)
+    assert not unmoved.declined  # who does not want it does not get it
     attachment.load_state_dict(state)
     gradients(model), gradients(stock)
     assert backward(model) == backward(stock)
@@ -557,12 +563,12 @@ def refused():
     for fields, message in (
         ({"bits": "auto"}, r'bits="auto".*works: bits=4'),
         ({"rules": [Rule(pattern="up", bits="auto")]}, r'bits="auto".*works: bits=4'),
-        ({"replay": "bits.json"}, r"schedule of bits.*works: replay=None"),
+        ({"replay": Log()}, r"schedule of bits.*works: replay=None"),
         ({"error_feedback": True}, r"whole gradient.*works: error_feedback=False"),
         ({"codec": TopK()}, r"TopK.*no error feedback.*setting: codec.*error_feedback=False"),
         ({"bits": 3}, r"3 bits.*setting: bits.*bits=4, or error_feedback=False"),
         ({"rules": [Rule(pattern="up", bits=2)]}, r"2 bits.*setting: rules, pattern 'up'"),
-        ({"gather_bits": "auto"}, r"setting: gather_bits.*works: 8"),
+        ({"gather_bits": "auto"}, r"setting: gather_bits.*works: 1 to 8, 16, 32"),
         ({"gather_bits": 9}, r"gather_bits is 9.*1 to 8"),
         ({"rules": [Rule(pattern="nowhere", bits=8)]}, r"no parameter fits.*nowhere"),
     ):
@@ -581,14 +587,27 @@ def refused():
     backward(alone)
     assert attachment.report().scatter.operations == 0  # one rank sends nothing
     good = attachment.state_dict()
+    other = {name: {"step": 9, "declined": {}} for name in good["groups"]}
     for state, message in (
         ({**good, "format": "x"}, "format 'x'"),
         ({**good, "groups": {"": good["groups"][""]}}, r"only the model has a sharded module 'blocks.0'"),
         ({**good, "groups": {**good["groups"], "x": {}}}, r"only the state has a sharded module 'x'"),
         ({**good, "groups": {**good["groups"], "": {"step": -1, "declined": {}}}}, r"step of ''"),
+        ({**good, "groups": {**good["groups"], "": {"step": 5}}}, "no 'declined'"),
+        ({**good, "groups": {**good["groups"], "": {"declined": {}}}}, "no 'step'"),
+        ({**good, "groups": {**good["groups"], "": 5}}, "no 'step'"),
+        ({**good, "groups": {**other, "": {"step": 5, "declined": {"scatter": 4}}}}, "4 bits declined"),
+        ({**good, "groups": {**other, "": {"step": 5, "declined": {"scatter": [99]}}}}, "99.*declined"),
+        ({**good, "groups": {**other, "": {"step": 5, "declined": {"x": [4]}}}}, "declined for 'x'"),
+        ({**good, "groups": 5}, "groups is 5"),
+        ({"format": good["format"]}, "no 'groups'"),
+        (None, "format 'NoneType'"),
     ):
         with pytest.raises((UsageError, FileError), match=message):
             attachment.load_state_dict(state)
+        assert attachment.state_dict() == good  # nothing is half loaded
+    with pytest.raises(UsageError, match=r"compression is '4'.*works: Compression\(bits=4\)"):
+        attach_fsdp(alone, "4")
 
 
 def test_bad_inputs(ranks):

@@ -4,22 +4,25 @@ import json
 import os
 import signal
 import socket
+import struct
 import time
 
 import pytest
 import torch
 import torch.distributed as dist
 
+import plait.compress
+from plait.compress.arena import Arena
 from plait.compress.codec import Exact, Quantizer
 from plait.compress.collectives import all_reduce
 from plait.compress.communicator import shutdown
 from plait.compress.exchange import Task
 from plait.compress.layout import Layout, Piece
-from plait.compress.link import DATA, HELLO, Frame, Link
+from plait.compress.link import ABORT, DATA, HELLO, Frame, Link
 from plait.compress.mesh import Mesh
 from plait.compress.scatter import Scatter
 from plait.compress.settings import Settings
-from plait.compress.thread import CommunicationThread
+from plait.compress.thread import CommunicationThread, _undelivered
 from plait.compress.topology import Topology
 from plait.compress.verification import Verification
 from plait.compress.workspace import Workspace
@@ -140,8 +143,10 @@ def test_workers_that_disagree_are_told_the_first_difference(party):
         assert "operation 0 has bits" in text
         assert "on rank 10" in text
         assert "on rank 11" in text
-    with pytest.raises(WorkerError, match="communication has ended: operation 0 has bits"):
+    with pytest.raises(WorkerError, match="communication has ended: operation 0 has bits") as caught:
         first.submit(scatter(one, torch.ones(100)))
+    assert "plait.compress.shutdown()" in caught.value.works
+    assert plait.compress.shutdown is shutdown
 
 
 def test_one_that_has_not_come_is_named(party):
@@ -177,6 +182,27 @@ def test_a_chunk_of_the_wrong_length(party):
     bare.sendall(Frame(DATA, 1, 0, 0, 0, 5).pack() + b"abcde")
     assert "rank 11 sent 5 bytes for chunk (1, 0, 0)" in errors([work])[0]
     assert "instead of 1524" in errors([work])[0]
+
+
+@pytest.mark.parametrize("text", [b"[1,2]", b"\xff\xfe{{{", b"null", b"", b"[" * 100_000])
+def test_a_greeting_that_is_none(party, text):
+    (one, first), (two, _) = party(2)
+    bare = two.links[0].connection
+    bare.setblocking(True)
+    work = first.submit(scatter(one, torch.ones(3000)))
+    bare.sendall(Frame(HELLO, 0, 0, 0, 0, len(text)).pack() + text)
+    assert (
+        f"rank 11 opened operation 0 (all_reduce of 3000 elements) with {text[:40]!r}, which is no greeting"
+        in errors([work])[0]
+    )
+
+
+def test_a_farewell_that_is_no_text(party):
+    work, bare = greeted(party)
+    bare.sendall(Frame(ABORT, 0, 0, 0, 0, 4).pack() + b"\xff\xfe\xff\xff")
+    text = errors([work])[0]
+    assert "rank 11 was lost in operation 0" in text
+    assert r"it gave up, and said b'\xff\xfe\xff\xff'" in text
 
 
 def test_a_chunk_that_is_cut_short(party):
@@ -238,6 +264,22 @@ def test_shutting_down_ends_what_is_under_way(party):
     assert "communication was shut down" in errors([work])[0]
     with pytest.raises(WorkerError, match="communication has ended"):
         first.submit(scatter(one, torch.ones(100)))
+
+
+def test_what_a_reset_connection_has_not_delivered_is_not_waited_for():
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        connection = socket.create_connection(server.getsockname())
+        peer, _ = server.accept()
+    link = Link(connection, rank=1, position=1)
+    buffer = Arena(shared=False).take(32 << 20)
+    link.send(Frame(DATA, 0, 0, 0, 0, 32 << 20), buffer)
+    assert _undelivered(link)
+    peer.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    peer.close()
+    link.flush()
+    assert link.lost is None
+    assert not _undelivered(link)
+    link.lose("done")
 
 
 # Real deaths, in real processes. The victim is a child of its rank, which itself must live to report.

@@ -1,9 +1,11 @@
+import pytest
 import torch
 import torch.distributed as dist
 
 from plait.compress.adapt import Adaptation
 from plait.compress.compression import Compression
 from plait.compress.watch import Watch
+from plait.errors import UsageError
 
 
 def watching(least_bits):
@@ -40,6 +42,42 @@ def test_ranks_that_see_different_gradients_decide_alike(ranks):
 def test_no_layer_has_fewer_than_the_least(ranks):
     assert ranks(2, watching, 1)[0][2]["a"] < 3
     assert ranks(2, watching, 4)[0][2]["a"] == 4
+
+
+def repeating():
+    adaptation = Adaptation(warmup_steps=0, every_steps=1, observe_steps=1)
+    asked = {"a": "auto", "b": "auto", "c": 8}
+    watch = Watch(Compression(bits="auto", adaptation=adaptation), asked, None)
+    watch.see("a", torch.randn(2000), 0)
+    watch.see("b", torch.randn(2000), 0)
+    watch.see("c", torch.randn(2000), 0)
+    watch.exchange(0)
+    before = watch.errors
+    assert watch.decided(0) in (True, False)
+    before.clear()
+    assert set(watch.errors) == {"a", "b", "c"}  # what one asks for is one's own
+    log = watch.log
+    assert len(log.decisions) == 1
+    Watch(Compression(bits="auto", replay=log), asked, None)
+    found = []
+    for compression, names in (
+        (Compression(bits="auto", replay=log), {"a": "auto", "b": 4}),
+        (Compression(bits="auto", replay=log), {"a": "auto", "b": "auto", "d": "auto"}),
+        (Compression(bits=4, replay=log), {"a": 4, "b": 4}),
+        (Compression(bits=4, gather_bits=8), {"a": 4}),
+    ):
+        with pytest.raises(UsageError) as caught:
+            Watch(compression, names, None)
+        found.append(str(caught.value))
+    return found
+
+
+def test_what_would_be_ignored_is_refused(ranks):
+    for of_few, of_more, fixed_bits, weights in ranks(2, repeating):
+        assert "it has bits for 'b', the model has none (setting: replay)" in of_few
+        assert "the model has bits for 'd', it has none (setting: replay)" in of_more
+        assert 'setting: replay); works: bits="auto"' in fixed_bits
+        assert "(setting: gather_bits); works: gather_bits=None" in weights
 
 
 def fixed():

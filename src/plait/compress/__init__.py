@@ -21,8 +21,10 @@ if TYPE_CHECKING:
     from plait.compress.collectives import all_gather as all_gather
     from plait.compress.collectives import all_reduce as all_reduce
     from plait.compress.collectives import reduce_scatter as reduce_scatter
+    from plait.compress.communicator import shutdown as shutdown
     from plait.compress.compression import Compression as Compression
     from plait.compress.hook import attach as attach
+    from plait.compress.hook import attachment_of as attachment_of
     from plait.compress.lowrank import LowRank as LowRank
     from plait.compress.message import dequantize as dequantize
     from plait.compress.message import quantize as quantize
@@ -47,9 +49,11 @@ _HOME = {
     "all_gather": "plait.compress.collectives",
     "all_reduce": "plait.compress.collectives",
     "attach": "plait.compress.hook",
+    "attachment_of": "plait.compress.hook",
     "dequantize": "plait.compress.message",
     "quantize": "plait.compress.message",
     "reduce_scatter": "plait.compress.collectives",
+    "shutdown": "plait.compress.communicator",
 }
 
 __all__ = sorted(_HOME)

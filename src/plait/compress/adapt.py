@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from plait.compress.allocation import Allocation, Cost, allocate, checked, price, read_json
+from plait.compress.given import NUMBER, WHOLE, entry, expect
 from plait.compress.observation import WIDTHS, LayerError, average, check_same
 from plait.errors import UsageError
 from plait.units import parse_whole
@@ -54,6 +55,10 @@ class Adaptation:
     may decide otherwise."""
 
     def __post_init__(self) -> None:
+        for name, works in (("alpha", "1.0"), ("margin", "0.05"), ("gain", "0.02")):
+            expect(getattr(self, name), NUMBER, setting=name, works=works)
+        for name, works in (("reference_bits", "4"), ("least_bits", "3")):
+            expect(getattr(self, name), WHOLE, setting=name, works=works)
         if not 0 < self.alpha < float("inf"):
             raise UsageError(f"alpha is {self.alpha}", setting="alpha", works="1.0")
         if not 1 <= self.reference_bits <= 8:
@@ -217,8 +222,24 @@ class Tuner:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from a checkpoint."""
-        self.log = Log.from_json(state["log"], source="state")
-        self._seen = [tuple(LayerError(**layer) for layer in seen) for seen in state["seen"]]
+        self.log, self._seen = Tuner.read_state(state)
+
+    @staticmethod
+    def read_state(state: Mapping[str, Any]) -> tuple[Log, list[tuple[LayerError, ...]]]:
+        """The decisions and the observations in a checkpoint, if it is whole."""
+        log = Log.from_json(entry(state, "log", Mapping), source="state")
+        seen = {"format": FORMAT, "observations": entry(state, "seen", list, tuple)}
+        observations = checked(_Seen, seen, format=FORMAT, source="state").observations
+        for other in observations[1:]:
+            check_same(observations[0], other)
+        return log, list(observations)
+
+
+@dataclass(frozen=True)
+class _Seen:
+    """What a checkpoint has of the steps since the last decision."""
+
+    observations: tuple[tuple[LayerError, ...], ...]
 
 
 class Replay:

@@ -15,22 +15,26 @@ from torch.futures import Future
 
 from plait.compress import communicator
 from plait.compress.agreement import agree
+from plait.compress.call import stop_recording
 from plait.compress.codec import Exact
 from plait.compress.collectives import all_reduce
 from plait.compress.compression import Compression
+from plait.compress.given import damaged, entry, saved
 from plait.compress.layout import Piece
 from plait.compress.memory import FeedbackMemory
 from plait.compress.price import WORTH_ELEMENTS, worth_it
+from plait.compress.race import race
 from plait.compress.report import Report, Summary
-from plait.compress.rules import EXACT, described, parameters_of, select
+from plait.compress.rules import EXACT, described, parameters_of, plain_name, select
 from plait.compress.watch import Watch
 from plait.compress.work import Work
-from plait.errors import FileError, UsageError
+from plait.errors import UsageError
 
 if TYPE_CHECKING:
     from plait.timeline import Timeline
 
 FORMAT = "plait.compress.state/1"
+_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 _log = logging.getLogger(__name__)
 
 
@@ -56,6 +60,13 @@ class Bucket(Protocol):
 Hook = Callable[[Bucket], "Future[Tensor]"]
 
 
+def _outcome(ended: Future[Any]) -> Tensor:
+    outcome = ended.value()
+    if isinstance(outcome, BaseException):
+        raise outcome
+    return outcome  # type: ignore[no-any-return]
+
+
 class Attachment:
     """Compresses the gradients of one model; made by :func:`plait.compress.attach`."""
 
@@ -66,17 +77,19 @@ class Attachment:
         self.plain: Hook | None = None
         """What reduces a bucket that is not to be compressed."""
         self.on_detach: Callable[[], None] | None = None
-        self.automatic = False
-        """Made because the environment asked for it: one that the script asks for takes its place."""
+        self.automatic: Callable[[Attachment], None] | None = None
+        """Set where the environment asked for it: told of one of the script's own, which takes its place."""
         parameters = parameters_of(model)
         self.selected = select(
             described(model), compression.bits, compression.rules, smallest=compression.smallest
         )
-        self._names = {id(parameter): name for name, parameter in parameters.items()}
-        self._parameters = parameters  # so that no other parameter can come to have the same id
+        # Also those that were frozen after DDP had put them into its buckets.
+        everything = {plain_name(name): parameter for name, parameter in model.named_parameters()}
+        self._names = {id(parameter): name for name, parameter in everything.items()}
+        self._parameters = everything  # so that no other parameter can come to have the same id
         self._group, self._timeline = group, timeline
         shapes = {f"parameter {n}": f"{tuple(p.shape)} of {p.dtype}" for n, p in parameters.items()}
-        agree({**compression.facts(), **shapes}, group)
+        agree({**compression.facts(), **shapes}, group, timeout_s=compression.settings.timeout_s)
         self._world, self._rank = dist.get_world_size(group), dist.get_rank(group)
         if timeline is not None:
             communicator.record(timeline)
@@ -89,7 +102,12 @@ class Attachment:
             self._memory = FeedbackMemory(
                 world=self._world, bits=compression.feedback_bits, seed=compression.seed, rank=self._rank
             )
-        self.declined = self._not_worth_it() if compression.decline and self._world > 1 else frozenset()
+        self.declined: frozenset[int] = frozenset()
+        """The widths that are not used because no compression is faster."""
+        self.left = False
+        """Whether everything is left to DDP, because that is fastest."""
+        if compression.decline and self._world > 1 and self._watch.widths:
+            self._decline()
         self._totals, self._exposed_s, self._last_ns = Report(), 0.0, 0
         self._pieces: dict[tuple[str, ...], tuple[Piece, ...]] = {}
         self._said()
@@ -99,7 +117,8 @@ class Attachment:
     @property
     def bits(self) -> dict[str, int]:
         """The bits in force, by parameter; 32 is uncompressed."""
-        return {name: EXACT if bits in self.declined else bits for name, bits in self._watch.bits.items()}
+        slow = self._watch.widths if self.left else self.declined
+        return {name: EXACT if bits in slow else bits for name, bits in self._watch.bits.items()}
 
     @property
     def memory_bytes(self) -> int:
@@ -124,40 +143,46 @@ class Attachment:
             total=Report(**vars(self._totals)),
         )
 
-    def _not_worth_it(self) -> frozenset[int]:
-        """The widths that would be slower than no compression; the same on all workers."""
+    def _decline(self) -> None:
+        """Find out which widths do not pay, and whether any does; the same on all workers."""
         config, settings = self.compression, self.compression.settings
-        widths = self._watch.widths
-        if not widths:
-            return frozenset()
-        codecs = {bits: config.codec_at(bits) for bits in widths}
+        codecs = {bits: config.codec_at(bits) for bits in self._watch.widths}
         current = communicator.current()
         mesh = current.mesh(self._group, communicator.ranks_of(self._group), settings)
         pace, speeds = current.measured(mesh, [*codecs.values(), Exact()], settings)
         topology = settings.topology(mesh.hosts)
         hosts = self._world if topology is None else len(topology.hosts)
-        return frozenset(
+        size = settings.chunk_bytes
+        self.declined = frozenset(
             bits
             for bits, codec in codecs.items()
-            if not worth_it(
-                WORTH_ELEMENTS, codec, hosts, pace, speeds=speeds, chunk_bytes=settings.chunk_bytes
-            )
+            if not worth_it(WORTH_ELEMENTS, codec, hosts, pace, speeds=speeds, chunk_bytes=size)
         )
+        used = [codec for bits, codec in codecs.items() if bits not in self.declined] or [Exact()]
+        count = sum(parameter.numel() for parameter in self._parameters.values())
+        device = next(iter(self._parameters.values())).device
+        ours, theirs = race(used[0], min(count, WORTH_ELEMENTS), device, self._group, settings)
+        self.left = theirs < ours
 
     def _said(self) -> None:
         if self._rank == 0:
             _log.info("%s", self)
 
     def __str__(self) -> str:
-        compressed = {name: bits for name, bits in self.bits.items() if bits != EXACT}
-        config, left = self.compression, len(self.bits) - len(compressed)
+        compressed = [bits for bits in self.bits.values() if bits != EXACT]
+        config, exact = self.compression, len(self.bits) - len(compressed)
         if not compressed:
-            wire = "uncompressed is faster on this network" if self.declined else "no parameter is selected"
-            return f"plait leaves all {left} parameters uncompressed: {wire}"
+            why = "uncompressed was asked for" if config.bits == EXACT else "none is large enough"
+            if self.left or self.declined:
+                why = "that is faster on this network"
+            return f"plait leaves the gradients of all {exact} parameters uncompressed: {why}"
+        widths = " and ".join(map(str, sorted(set(compressed)))) + " bits"
+        if config.bits == "auto" and not (self.log and self.log.decisions):
+            widths += " until others are chosen"
         feedback = "with" if self._memory is not None else "without"
         return (
-            f"plait compresses {len(compressed)} parameters to {config.codec or f'{config.bits} bits'} "
-            f"{feedback} error feedback, and leaves {left} exact"
+            f"plait compresses the gradients of {len(compressed)} parameters to {config.codec or widths} "
+            f"{feedback} error feedback, and leaves {exact} exact"
         )
 
     # One step after the other.
@@ -168,29 +193,37 @@ class Attachment:
             self._step += 1
             if self._watch.decided(self._step - 1):
                 self._pieces.clear()
-        buffer = bucket.buffer()
-        if buffer.is_sparse or buffer.dtype not in (torch.float32, torch.float16, torch.bfloat16):
-            assert self.plain is not None
-            return self.plain(bucket)
+        buffer, last = bucket.buffer(), bucket.is_last()
         names = tuple(self._names[id(parameter)] for parameter in bucket.parameters())
-        if self._watch.observes(self._step):
+        ours = not self.left and not buffer.is_sparse and buffer.dtype in _DTYPES
+        if ours and self._watch.observes(self._step):
             for name, gradient in zip(names, bucket.gradients(), strict=True):
-                self._watch.see(name, gradient, self._step)
-        return self._start(names, bucket.parameters(), buffer, last=bucket.is_last())
+                if gradient.is_floating_point() and name in self._watch.bits:
+                    self._watch.see(name, gradient, self._step)
+        assert self.plain is not None, "an attachment is told what else to do"
+        future = self._start(names, bucket.parameters(), buffer, last) if ours else self.plain(bucket)
+        if last and self._watch.observes(self._step):
+            self._watch.exchange(self._step)
+        return future
 
     def _start(
-        self, names: tuple[str, ...], parameters: Sequence[Tensor], buffer: Tensor, *, last: bool
+        self, names: tuple[str, ...], parameters: Sequence[Tensor], buffer: Tensor, last: bool
     ) -> Future[Tensor]:
         if names not in self._pieces:
+            bits = self.bits
             self._pieces[names] = tuple(
-                Piece(name=name, count=parameter.numel(), codec=self.compression.codec_at(self.bits[name]))
+                Piece(
+                    name=name,
+                    count=parameter.numel() * (2 if parameter.is_complex() else 1),
+                    codec=self.compression.codec_at(bits.get(name, EXACT)),
+                )
                 for name, parameter in zip(names, parameters, strict=True)
             )
         pieces = self._pieces[names]
         feedback, on_device = None, buffer.device.type != "cpu"
         if self._memory is not None and any(not isinstance(piece.codec, Exact) for piece in pieces):
             feedback = self._memory.lend({piece.name: piece.count for piece in pieces})  # type: ignore[misc]
-        future: Future[Tensor] = Future(devices=[buffer.device] if on_device else None)
+        ended: Future[Any] = Future(devices=[buffer.device] if on_device else None)
         if last:
             self._last_ns = time.perf_counter_ns()
         work = all_reduce(
@@ -205,17 +238,17 @@ class Attachment:
             settings=self.compression.settings,
         )
         assert work is not None
-        if last and self._watch.observes(self._step):
-            self._watch.exchange(self._step)
+        # DDP would take an exception in a future for a tensor. One that a callback raises it passes on.
+        future: Future[Tensor] = ended.then(_outcome)
         lent = names if feedback is not None else None
-        work.then(partial(self._done, future=future, result=buffer, lent=lent, step=self._step, last=last))
+        work.then(partial(self._done, ended=ended, result=buffer, lent=lent, step=self._step, last=last))
         return future
 
     def _done(
         self,
         work: Work,
         *,
-        future: Future[Tensor],
+        ended: Future[Any],
         result: Tensor,
         lent: tuple[str, ...] | None,
         step: int,
@@ -230,10 +263,7 @@ class Attachment:
                     self._memory.take_back(lent, step)
             except Exception as problem:
                 error = problem
-        if error is None:
-            future.set_result(result)
-        else:
-            future.set_exception(error)  # type: ignore[arg-type]
+        ended.set_result(result if error is None else error)
 
     def _account(self, work: Work, last: bool) -> None:
         self._totals.add(work.report)
@@ -258,6 +288,7 @@ class Attachment:
             "world": self._world,
             "step": self._step,
             "declined": sorted(self.declined),
+            "left": self.left,
             "watch": self._watch.state_dict(),
             "feedback": None if self._memory is None else self._memory.state_dict(),
         }
@@ -268,12 +299,17 @@ class Attachment:
         return {"format": FORMAT, "everyone": states}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from a checkpoint of this worker, or of everyone in a world of any size."""
-        if state.get("format") != FORMAT:
-            raise FileError(
-                f"a state of format {state.get('format')!r}", setting="state", works="what state_dict() gave"
-            )
-        states = list(state.get("everyone", [state]))
+        """Go on from a checkpoint of this worker, or of everyone in a world of any size.
+
+        What was asked for stays: fixed bits, and ``decline=False``. A state that is damaged or of another
+        model changes nothing.
+        """
+        saved(state, FORMAT)
+        states = entry(state, "everyone", list, tuple) if "everyone" in state else [state]
+        self._check_states(states)
+        places = [(s["rank"], s["world"]) for s in states]
+        if "everyone" in state and places != [(rank, len(states)) for rank in range(len(states) or 1)]:
+            raise damaged(f"it is of the ranks {', '.join(f'{rank} of {world}' for rank, world in places)}")
         mine = next((s for s in states if (s["rank"], s["world"]) == (self._rank, self._world)), None)
         fed = any(s["feedback"] for s in states) and self._memory is not None
         if mine is None and fed and "everyone" not in state:
@@ -285,17 +321,33 @@ class Attachment:
             )
         source = mine or states[0]
         self._step = int(source["step"])
-        self._watch.load_state_dict(source["watch"])
-        self.declined = frozenset(source["declined"])
+        self._watch.load_state_dict(source["watch"], self._step)
+        if self.compression.decline and mine is not None:  # another world may be another network
+            self.declined, self.left = frozenset(mine["declined"]), bool(mine["left"])
         self._pieces.clear()
         if self._memory is not None and mine is not None:
             self._memory.load_state_dict(mine["feedback"] or [])
         elif self._memory is not None and fed:
             self._memory.load_other_world([s["feedback"] or [] for s in states])
 
+    def _check_states(self, states: Sequence[Any]) -> None:
+        """Refuse what is not what all workers of a world, or one of them, have saved of this model."""
+        counts = {name: parameter.numel() for name, parameter in self._parameters.items()}
+        for state in states:
+            saved(state, FORMAT)
+            rank, world, step = (entry(state, name, int) for name in ("rank", "world", "step"))
+            if not 0 <= rank < world or step < -1:
+                raise damaged(f"step {step} of rank {rank} of {world}")
+            declined, _ = entry(state, "declined", list, tuple), entry(state, "left", bool)
+            if not all(bits in (*range(1, 9), 16) for bits in declined):
+                raise damaged(f"{declined!r} bits declined")
+            self._watch.check_state(entry(state, "watch", Mapping))
+            FeedbackMemory.check_state(entry(state, "feedback", list, tuple, None) or [], counts)
+
     def detach(self) -> None:
         """Stop compressing: DDP does what it did before."""
         self._watch.settle()
+        stop_recording(self._timeline)
         if self.on_detach is not None:
             self.on_detach()
             self.on_detach = None

@@ -5,19 +5,23 @@ from __future__ import annotations
 import functools
 import hashlib
 import logging
-from collections.abc import Sequence
+import weakref
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, get_args
 
 from plait.collective import Reduction
 from plait.compress import communicator, workspace
 from plait.compress.codec import Cast, Codec, Exact, Quantizer
+from plait.compress.compression import checked_codec
 from plait.compress.exchange import Exchange, Task
 from plait.compress.feedback import Feedback
+from plait.compress.given import expect
 from plait.compress.layout import Layout, Piece
 from plait.compress.mesh import Mesh
 from plait.compress.price import price_ms
 from plait.compress.ring import Ring
 from plait.compress.rounding import stream_key
+from plait.compress.rules import EXACT, checked_width
 from plait.compress.scatter import Scatter
 from plait.compress.settings import Settings
 from plait.compress.topology import Topology
@@ -29,6 +33,8 @@ from plait.errors import UsageError
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from plait.timeline import Timeline
+
 _MOST_NAMED = 16
 """So many pieces are named one by one when workers compare what they do."""
 _PLAIN_CHUNKS = 4
@@ -37,11 +43,13 @@ _log = logging.getLogger(__name__)
 
 
 class Call:
-    """One call of a collective, on one worker."""
+    """One call of a collective, on one worker; the first tensor receives the result."""
 
     def __init__(self, name: str, tensors: Sequence[Tensor], group: Any, op: Any, settings: Settings) -> None:
-        for tensor in tensors:
-            _check(tensor)
+        expect(settings, Settings, setting="settings", works="Settings()")
+        for place, tensor in enumerate(tensors):
+            _check(tensor, written=place == 0)
+        _check_group(group)
         self.name = name
         self.settings = settings
         self.average = averages(op)
@@ -65,6 +73,7 @@ class Call:
 
     def check_feedback(self, feedback: Feedback, count: int) -> None:
         """Refuse memory for what is lost that does not lie as the numbers do."""
+        expect(feedback, Feedback, setting="feedback", works=f"Feedback(kept=torch.zeros({count}))")
         kept = feedback.kept
         if not workspace.fits(kept) or kept.shape != (count,):
             raise UsageError(
@@ -98,7 +107,7 @@ class Call:
             (Piece(name=i, count=count, codec=codec),) for i in range(self.world)
         ]
         if pieces is not None:
-            parts = [tuple(part) for part in pieces]
+            parts = [checked_pieces(part) for part in _listed(pieces)]
             counts = [sum(piece.count for piece in part) for part in parts]
             if counts != [count] * self.world:
                 raise UsageError(
@@ -116,9 +125,8 @@ class Call:
         self, layout: Layout, topology: Topology | None, seed: int, step: int | None, **fields: Any
     ) -> Task:
         """What is to be done; ``fields`` are those of the task that are not the same for all."""
-        number = self.mesh.submitted if step is None else step
-        name = functools.partial(stream_key, seed=seed, step=number, rank=self.mesh.position)
-        name()  # complains about what is no seed or step
+        name = functools.partial(stream_key, seed=seed, rank=self.mesh.position)
+        name(step=0 if step is None else step)  # complains about what is no seed or step
         where = "ring" if topology is None else f"scatter over {topology.hosts}, lanes {topology.lanes}"
         fingerprint = {
             "operation": self.name,
@@ -128,7 +136,7 @@ class Call:
             "algorithm": where,
             "feedback": fields.get("feedback") is not None,
             "seed": seed,
-            "step": number,
+            "step": step,
             "chunk_bytes": self.settings.chunk_bytes,
             "verify": self.settings.verify,
             **describe(layout.pieces),
@@ -136,7 +144,11 @@ class Call:
 
         @functools.cache
         def key(phase: int, parameter: str | int) -> int:
-            return name(phase=phase, parameter=parameter)
+            # The operation has its number only once it is handed in: other threads hand in others.
+            operation = self._operation()
+            assert operation is not None, "it is the operation that asks"
+            number = operation.sequence if step is None else step
+            return name(step=number, phase=phase, parameter=parameter)
 
         return Task(
             layout=layout,
@@ -166,6 +178,7 @@ class Call:
             inner = self.settings.inner_exact
             operation = Scatter(self.mesh, space, task, topology=topology, inner_exact=inner)
         operation.report.declined = int(declined)
+        self._operation = weakref.ref(operation)  # which holds us, through the task
         work = self._communicator.thread.submit(operation)
         if verify is not None and self.settings.verify:
             check = Verification(self.mesh, verify, work, timeout_s=self.settings.timeout_s)
@@ -194,11 +207,36 @@ def finished(async_op: bool) -> Work | None:
     return work if async_op else None
 
 
-def codec_of(bits: int) -> Codec:
-    """The codec for so many bits a number."""
-    if bits == 32:
+def codec_of(bits: int, codec: Codec | None = None) -> Codec:
+    """The codec for so many bits a number, or the one that is given in their place."""
+    if codec is not None:
+        return checked_codec(codec)
+    if checked_width(bits) == EXACT:
         return Exact()
     return Cast("fp16") if bits == 16 else Quantizer(bits=bits)
+
+
+def checked_pieces(pieces: Iterable[Piece]) -> tuple[Piece, ...]:
+    """The pieces, if that is what they are."""
+    found = tuple(_listed(pieces))
+    for piece in found:
+        expect(piece, Piece, setting="pieces", works="Piece(name=..., count=..., codec=...)")
+    return found
+
+
+def _listed(pieces: Iterable[Any]) -> Iterable[Any]:
+    expect(pieces, Iterable, setting="pieces", works="[Piece(name=..., count=..., codec=...)]")
+    return pieces
+
+
+def stop_recording(timeline: Timeline | None) -> None:
+    """Record no more there, if that is where it is recorded."""
+    import torch.distributed as dist
+
+    if timeline is not None and dist.is_initialized():
+        thread = communicator.current().thread
+        if thread.timeline is timeline:
+            thread.timeline = None
 
 
 def plain_codec(tensor: Tensor) -> Codec:
@@ -217,13 +255,33 @@ def averages(op: Any) -> bool:
     raise UsageError(f"there is no reduction {op!r}", setting="op", works=", ".join(get_args(Reduction)))
 
 
-def _check(tensor: Tensor) -> None:
+def _check(tensor: Tensor, *, written: bool) -> None:
     import torch
 
     known = (torch.float32, torch.float16, torch.bfloat16)
+    expect(tensor, torch.Tensor, setting="tensor", works="a dense tensor of float32, float16 or bfloat16")
     if tensor.dtype not in known or tensor.layout != torch.strided:
         raise UsageError(
             f"a {str(tensor.layout).removeprefix('torch.')} tensor of {tensor.dtype} cannot be compressed",
             setting="tensor",
             works="a dense tensor of float32, float16 or bfloat16",
         )
+    if tensor.is_meta:
+        raise UsageError(
+            "a tensor on the meta device has no numbers", setting="tensor", works="one on the CPU"
+        )
+    layout = zip(tensor.shape, tensor.stride(), strict=True)
+    if written and any(size > 1 and stride == 0 for size, stride in layout):
+        raise UsageError(
+            f"elements of an expanded tensor of shape {tuple(tensor.shape)} share their memory, and cannot "
+            "receive a result",
+            setting="tensor",
+            works="tensor.clone()",
+        )
+
+
+def _check_group(group: Any) -> None:
+    import torch.distributed as dist
+
+    if group is not None and dist.is_available() and group is not dist.GroupMember.NON_GROUP_MEMBER:
+        expect(group, dist.ProcessGroup, setting="group", works="None, or torch.distributed.new_group(...)")

@@ -20,9 +20,10 @@ from typing import TYPE_CHECKING, Any
 
 from plait.collective import Reduction
 from plait.compress import workspace
-from plait.compress.call import Call, averages, codec_of, finished, plain_codec
+from plait.compress.call import Call, averages, checked_pieces, codec_of, finished, plain_codec
 from plait.compress.codec import Codec, Exact
 from plait.compress.feedback import Feedback
+from plait.compress.given import expect
 from plait.compress.layout import Piece
 from plait.compress.price import measure_speed, price_ms
 from plait.compress.settings import Settings
@@ -63,9 +64,10 @@ def all_reduce(
       first such call of a group, and of a codec, takes the time to measure.
     - ``feedback``: what earlier rounding lost; is added, and receives what is lost now.
     """
-    count = tensor.numel()
-    chosen = [Piece(name="", count=count, codec=codec or codec_of(bits))] if pieces is None else list(pieces)
+    whole = codec_of(bits, codec)
     call = Call("all_reduce", [tensor], group, op, settings)
+    count = tensor.numel()
+    chosen = (Piece(name="", count=count, codec=whole),) if pieces is None else checked_pieces(pieces)
     call.check_count(sum(piece.count for piece in chosen), tensor, "pieces")
     if feedback is not None:
         call.check_feedback(feedback, count)
@@ -106,14 +108,15 @@ def reduce_scatter(
     each part. With ``overwrite`` the input is used as working memory, which saves a copy; its numbers are
     lost. The rest is as for :func:`all_reduce`.
     """
-    size = output.numel()
+    whole = codec_of(bits, codec)
     call = Call("reduce_scatter", [output, input], group, op, settings)
+    size = output.numel()
     call.check_count(call.world * size, input, "input")
     if call.alone:
         workspace.write(output, input.detach().reshape(-1).float())
         return finished(async_op)
     topology = settings.topology(call.mesh.hosts, everyone=True)
-    layout = call.given(size, pieces, codec or codec_of(bits))
+    layout = call.given(size, pieces, whole)
     task = call.task(layout, topology, seed, step, gather=False)
     begin = call.mesh.position * size
     space = Workspace(count=input.numel())
@@ -143,14 +146,15 @@ def all_gather(
     A worker's own part is compressed for it too, so that all have the same. ``pieces`` are given for each
     part. The rest is as for :func:`all_reduce`.
     """
-    size = input.numel()
+    whole = codec_of(bits, codec)
     call = Call("all_gather", [output, input], group, "sum", settings)
+    size = input.numel()
     call.check_count(call.world * size, output, "output")
     if call.alone:
         workspace.write(output, input.detach().reshape(-1).float())
         return finished(async_op)
     topology = settings.topology(call.mesh.hosts, everyone=True)
-    layout = call.given(size, pieces, codec or codec_of(bits))
+    layout = call.given(size, pieces, whole)
     task = call.task(layout, topology, seed, step, reduce=False)
     begin = call.mesh.position * size
     space = Workspace(count=output.numel())
@@ -176,7 +180,9 @@ class CompressedCollective:
 
     def __post_init__(self) -> None:
         averages(self.reduction)
-        codec_of(self.bits)
+        codec_of(self.bits, self.codec)
+        expect(self.decline, bool, setting="decline", works="True or False")
+        expect(self.settings, Settings, setting="settings", works="Settings()")
 
     def all_reduce(self, tensor: Tensor, group: Any = None) -> Work:
         """Start reducing the tensor over the group (None: everyone), in place, on every rank of it."""
@@ -196,7 +202,7 @@ class CompressedCollective:
 
     def estimate_ms(self, bytes: int, world: int, link: Link) -> float:
         """How long ``all_reduce`` of so many bytes of fp32 takes, with codecs as fast as they are here."""
-        codecs = [self.codec or codec_of(self.bits), *([Exact()] if self.decline else [])]
+        codecs = [codec_of(self.bits, self.codec), *([Exact()] if self.decline else [])]
         speeds = {codec: measure_speed(codec) for codec in codecs}
         choices = [[Piece(name="", count=-(-bytes // 4), codec=codec)] for codec in codecs]
         size = self.settings.chunk_bytes

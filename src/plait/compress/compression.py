@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import difflib
+import hashlib
+import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -10,7 +12,8 @@ from typing import Any, Literal
 
 from plait.compress.adapt import Adaptation, Log
 from plait.compress.codec import Cast, Codec, Exact, Quantizer
-from plait.compress.rules import EXACT, Bits, Rule, checked_bits
+from plait.compress.given import expect
+from plait.compress.rules import EXACT, Bits, Rule, checked_bits, checked_width
 from plait.compress.settings import Settings
 from plait.compress.wire import checked_bucket
 from plait.errors import UsageError
@@ -30,8 +33,8 @@ class Compression:
     """Other bits for some parameters; the first rule that fits decides."""
     codec: Codec | None = None
     """In place of quantization to ``bits``, for parameters that have these: ``TopK()``, ``LowRank()``."""
-    bucket: int = 1024
-    """Elements that share a grid."""
+    bucket: int = 128
+    """Elements that share a grid: fewer are more accurate, and each grid costs 8 bytes."""
     stochastic: bool = True
     """Round at random, so that the mean is right; else to the nearest."""
     smallest: int = 1024
@@ -49,33 +52,38 @@ class Compression:
     adaptation: Adaptation = field(default_factory=Adaptation)
     """How "auto" chooses."""
     replay: Log | str | Path | None = None
-    """Decisions of an earlier run to repeat, in place of choosing."""
+    """Decisions of an earlier run to repeat, in place of choosing; a file is read at once."""
     settings: Settings = field(default_factory=Settings)
     """How the collectives run."""
 
     def __post_init__(self) -> None:
         checked_bits(self.bits)
-        object.__setattr__(self, "rules", tuple(self.rules))
-        for rule in self.rules:
-            if not isinstance(rule, Rule):
+        object.__setattr__(self, "rules", _rules(self.rules))
+        if self.codec is not None:
+            checked_codec(self.codec)
+            if self.bits == "auto":
                 raise UsageError(
-                    f"{rule!r} is no rule", setting="rules", works='[Rule(pattern="head", bits=8)]'
+                    f"the codec {self.codec!r} for bits that are {self.bits!r}",
+                    setting="codec",
+                    works='codec=None, or bits other than "auto"',
                 )
-        if self.codec is not None and (self.bits == "auto" or not isinstance(self.codec, Codec)):
-            raise UsageError(
-                f"the codec {self.codec!r} for bits that are {self.bits!r}",
-                setting="codec",
-                works='plait.compress.TopK(), with bits other than "auto"',
-            )
+        for name in ("stochastic", "decline"):
+            expect(getattr(self, name), bool, setting=name, works="True or False")
+        expect(self.error_feedback, bool, None, setting="error_feedback", works="True, False or None")
+        expect(self.adaptation, Adaptation, setting="adaptation", works="Adaptation(alpha=1.0)")
+        expect(self.settings, Settings, setting="settings", works="Settings(timeout_s=60)")
         checked_bucket(self.bucket)
         parse_whole(self.smallest, setting="smallest", least=0)
         parse_whole(self.seed, setting="seed", least=0)
-        if self.feedback_bits not in (8, 32):
+        if not isinstance(self.feedback_bits, int) or self.feedback_bits not in (8, 32):
             raise UsageError(
                 f"feedback in {self.feedback_bits} bits", setting="feedback_bits", works="8 or 32"
             )
-        if self.gather_bits is not None and checked_bits(self.gather_bits, "gather_bits") == "auto":
-            raise UsageError("weights in bits that are chosen", setting="gather_bits", works="8")
+        if self.gather_bits is not None:
+            checked_width(self.gather_bits, "gather_bits")
+        expect(self.replay, Log, str, Path, None, setting="replay", works='"bits.json"')
+        if isinstance(self.replay, (str, Path)):
+            object.__setattr__(self, "replay", Log.load(self.replay))
 
     @classmethod
     def of(cls, given: Mapping[str, Any]) -> Compression:
@@ -111,4 +119,30 @@ class Compression:
 
     def facts(self) -> dict[str, str]:
         """What all workers must have alike, by the name of the setting."""
-        return {each.name: repr(getattr(self, each.name)) for each in fields(self) if each.name != "replay"}
+        found = {each.name: repr(getattr(self, each.name)) for each in fields(self)}
+        if isinstance(self.replay, Log):
+            decisions = json.dumps(self.replay.to_json(), sort_keys=True)
+            digest = hashlib.blake2b(decisions.encode(), digest_size=8).hexdigest()
+            found["replay"] = f"of {len(self.replay.decisions)} decisions, digest {digest}"
+        return found
+
+
+def checked_codec(codec: object) -> Codec:
+    """The codec, if it is one."""
+    if isinstance(codec, type):  # which has all the methods, and none of the fields
+        raise UsageError(
+            f"the codec is the class {codec.__name__}", setting="codec", works=f"{codec.__name__}()"
+        )
+    if not isinstance(codec, Codec):
+        raise UsageError(f"{codec!r} is no codec", setting="codec", works="plait.compress.TopK()")
+    return codec
+
+
+def _rules(given: object) -> tuple[Rule, ...]:
+    """One rule, or several."""
+    several = isinstance(given, Iterable) and not isinstance(given, (str, bytes, Mapping))
+    rules: tuple[Any, ...] = tuple(given) if several else (given,)  # type: ignore[arg-type]
+    for rule in rules:
+        if not isinstance(rule, Rule):
+            raise UsageError(f"{rule!r} is no rule", setting="rules", works='[Rule(pattern="head", bits=8)]')
+    return rules

@@ -13,7 +13,7 @@ from dataclasses import fields, is_dataclass, replace
 from types import NoneType, UnionType
 from typing import TYPE_CHECKING, Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from plait.errors import UsageError
+from plait.errors import FileError, UsageError
 from plait_autoload import OFF, VARIABLE
 
 if TYPE_CHECKING:
@@ -60,9 +60,9 @@ def parse(text: str, *, setting: str = VARIABLE) -> Compression | None:
     values = {name: _read(value, kinds[name], name, setting) for name, value in given.items()}
     try:
         compression: Compression = _filled(Compression(), values)
-    except UsageError as error:
+    except (UsageError, FileError) as error:
         what = f"{setting}={text!r}: {error.what}"
-        raise UsageError(what, setting=setting, works=error.works) from None
+        raise type(error)(what, setting=setting, works=error.works) from None
     return compression
 
 

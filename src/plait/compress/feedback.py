@@ -8,7 +8,7 @@ carried over, since a contribution counts 1/W of the average over W workers.
 What is remembered must not grow by itself. Quantizing to few bits can lose more than there was (a bucket
 with one large number and many small ones at 2 bits), and adding that back would lose still more the next
 time. So of each bucket at most the share ``KEPT`` of its norm is remembered, which bounds the memory by
-``KEPT / (1 - KEPT)`` = 2.4 times the gradients' norm. Rounding is unbiased, so what is dropped has mean zero.
+``KEPT / (1 - KEPT)`` = 2.4 times the gradients' norm. What is dropped has mean zero where rounding is random.
 """
 
 from __future__ import annotations

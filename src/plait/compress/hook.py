@@ -24,6 +24,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from plait.compress.attachment import Attachment, Bucket, Hook
 from plait.compress.compression import Compression
+from plait.compress.given import expect
 from plait.errors import UsageError
 
 if TYPE_CHECKING:
@@ -69,7 +70,12 @@ def attach(
         raise UsageError(
             f"both a compression and {', '.join(fields)}", setting="compression", works="one of the two"
         )
-    chosen = compression or Compression.of(fields)
+    expect(model, nn.Module, setting="model", works="DistributedDataParallel(model)")
+    expect(compression, Compression, None, setting="compression", works="Compression(bits=4)")
+    if "bits" in fields and fields.get("codec") is not None:
+        what = f"both {fields['bits']} bits and {fields['codec']}"
+        raise UsageError(what, setting="codec", works="one of the two")
+    chosen = Compression.of(fields) if compression is None else compression
     if isinstance(model, DistributedDataParallel):
         return attach_ddp(model, chosen, timeline)
     from torch.distributed.fsdp import FSDPModule
@@ -77,7 +83,9 @@ def attach(
     if any(isinstance(module, FSDPModule) for module in model.modules()):
         from plait.compress.sharded import attach_fsdp
 
-        return attach_fsdp(model, chosen, timeline)
+        attachment = attach_fsdp(model, chosen, timeline)
+        model._plait_attachment = attachment  # type: ignore[assignment]  # which holds the model too
+        return attachment
     raise UsageError(
         f"a {type(model).__name__} has no gradients to exchange",
         setting="model",
@@ -92,7 +100,7 @@ def attach_ddp(
     trampoline = _trampolines.get(ddp)
     present = getattr(trampoline and trampoline.target, "__self__", None)
     if isinstance(present, Attachment):
-        if not present.automatic:
+        if present.automatic is None:
             raise UsageError(
                 "gradients of this model are compressed already", setting="model", works="detach() it first"
             )
@@ -111,7 +119,18 @@ def attach_ddp(
         _trampolines[ddp] = trampoline
     attachment.plain, trampoline.target = trampoline.plain, attachment.reduce
     attachment.on_detach = lambda: setattr(trampoline, "target", trampoline.plain)
+    if isinstance(present, Attachment) and present.automatic is not None:
+        present.automatic(attachment)
     return attachment
+
+
+def attachment_of(model: nn.Module) -> "Attachment | ShardedAttachment | None":
+    """What compresses the gradients of a model, also where the environment asked for it; None if nothing."""
+    trampoline = _trampolines.get(model)
+    if trampoline is None:
+        return getattr(model, "_plait_attachment", None)
+    attached = getattr(trampoline.target, "__self__", None)
+    return attached if isinstance(attached, Attachment) else None
 
 
 def hand_over(ddp: DistributedDataParallel, state: object, hook: Callable[..., Any]) -> bool:

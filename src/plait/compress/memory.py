@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from bisect import bisect_right
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
 from typing import Any, Literal
 
 import torch
@@ -11,7 +13,9 @@ from torch import Tensor
 
 from plait.compress.codec import Quantizer
 from plait.compress.feedback import Feedback, Stretch, merged
+from plait.compress.given import WHOLE, damaged, entry
 from plait.compress.rounding import stream_key
+from plait.errors import UsageError
 
 _HOLDER = Quantizer(bits=8, bucket=256)
 """Keeps it in 8 bits."""
@@ -46,7 +50,8 @@ class FeedbackMemory:
     @property
     def bytes(self) -> int:
         """What it holds between steps."""
-        return sum(held.nbytes for bucket in self._buckets.values() for held in bucket.held)
+        # Another thread may be putting buckets together.
+        return sum(held.nbytes for bucket in list(self._buckets.values()) for held in bucket.held)
 
     def lend(self, counts: Mapping[str, int]) -> Feedback:
         """What is remembered of parameters that lie one after the other, each with so many elements."""
@@ -77,12 +82,15 @@ class FeedbackMemory:
 
     def _put_together(self, names: tuple[str, ...], counts: Mapping[str, int]) -> None:
         """Make a bucket of parameters that may have been in others."""
+        homes = _distinct(self._home.get(name) for name in names)
+        left = {home: _parts(self._buckets[home]) for home in homes}
+        parts = {name: part for home in left for name, part in left[home].items()}
         held: list[Tensor] = []
         owned: list[Stretch] = []
         offset = 0
         for name, count in counts.items():
             if name in self._home:
-                part, stretches = _part(self._buckets[self._home[name]], name)
+                part, stretches = parts[name]
             else:
                 (part,), stretches = self._held({name: count}, torch.zeros(count), 0), []
             held.append(part)
@@ -92,8 +100,9 @@ class FeedbackMemory:
             held = [torch.cat(held)]
         self._buckets[names] = _Bucket(dict(counts), merged(owned), held)
         self._home.update(dict.fromkeys(names, names))
-        for left in set(self._buckets) - set(self._home.values()):
-            del self._buckets[left]
+        for home in left:
+            if all(self._home[name] is not home for name in home):
+                del self._buckets[home]
 
     # Saving and restoring.
 
@@ -107,6 +116,16 @@ class FeedbackMemory:
             }
             for bucket in self._buckets.values()
         ]
+
+    @staticmethod
+    def check_state(state: Sequence[Any], counts: Mapping[str, int]) -> None:
+        """Refuse a state that is not whole, or of another model than one with so many elements by name."""
+        names: set[str] = set()
+        for bucket in state:
+            _check(bucket, counts)
+            if twice := names.intersection(bucket["counts"]):
+                raise damaged(f"error feedback for {min(twice)!r} twice")
+            names.update(bucket["counts"])
 
     def load_state_dict(self, state: Sequence[Mapping[str, Any]]) -> None:
         """Go on from what a worker with the same rank, in a world of the same size, has saved."""
@@ -147,18 +166,56 @@ def _numbers(bucket: _Bucket) -> Tensor:
     return numbers
 
 
-def _part(bucket: _Bucket, name: str) -> tuple[Tensor, list[Stretch]]:
-    """What is held of one parameter, and which of it this worker adds up."""
-    names = list(bucket.counts)
-    place = names.index(name)
-    start = sum(bucket.counts[before] for before in names[:place])
-    stop = start + bucket.counts[name]
-    owned = [(max(low, start) - start, min(high, stop) - start) for low, high in bucket.owned]
+def _parts(bucket: _Bucket) -> dict[str, tuple[Tensor, list[Stretch]]]:
+    """What is held of each parameter, and which of it this worker adds up."""
+    counts = list(bucket.counts.values())
+    starts = list(accumulate(counts, initial=0))
+    owned: list[list[Stretch]] = [[] for _ in counts]
+    for low, high in bucket.owned:
+        place = bisect_right(starts, low) - 1
+        while place < len(counts) and starts[place] < high:
+            start, stop = starts[place], starts[place + 1]
+            if start < stop:
+                owned[place].append((max(low, start) - start, min(high, stop) - start))
+            place += 1
     alone = bucket.held[0].dtype == torch.uint8
-    held = bucket.held[place] if alone else bucket.held[0][start:stop]
-    return held, [(low, high) for low, high in owned if low < high]
+    held = bucket.held if alone else torch.split(bucket.held[0], counts)
+    return dict(zip(bucket.counts, zip(held, owned, strict=True), strict=True))
+
+
+def _distinct(homes: Iterable[tuple[str, ...] | None]) -> Iterable[tuple[str, ...]]:
+    """Each bucket once; by identity, since the hash of a long tuple takes long."""
+    return {id(home): home for home in homes if home is not None}.values()
 
 
 def _saved(state: Mapping[str, Any]) -> _Bucket:
     owned = tuple((start, stop) for start, stop in state["owned"])
-    return _Bucket(dict(state["counts"]), owned, [held.clone() for held in state["held"]])
+    return _Bucket(dict(state["counts"]), owned, [held.to("cpu", copy=True) for held in state["held"]])
+
+
+def _check(bucket: object, counts: Mapping[str, int]) -> None:
+    """Refuse what cannot be a bucket of a model with so many elements by name."""
+    found = entry(bucket, "counts", Mapping)
+    for name, count in found.items():
+        if name not in counts or count != counts[name]:
+            raise UsageError(
+                f"the state has error feedback for {count} elements of {name!r}, and the model has "
+                f"{counts.get(name, 'no such parameter')}",
+                setting="state",
+                works="the state of the same model",
+            )
+    total = sum(found.values())
+    owned = entry(bucket, "owned", list, tuple)
+    pairs = all(isinstance(pair, (list, tuple)) and len(pair) == 2 for pair in owned)
+    edges = [0, *(edge for pair in owned for edge in pair), total] if pairs else []
+    numbers = edges and all(isinstance(edge, WHOLE) for edge in edges)
+    if not numbers or any(low > high for low, high in pairwise(edges)):
+        raise damaged(f"error feedback for {total} elements, of which it is of sums in {owned}")
+    held = entry(bucket, "held", list, tuple)
+    whole = [(torch.float32, (total,))]
+    alone = [(torch.uint8, (_HOLDER.payload_bytes(count),)) for count in found.values()]
+    if not all(isinstance(each, Tensor) for each in held):
+        raise damaged("error feedback that is no tensor")
+    shapes = [(each.dtype, tuple(each.shape)) for each in held]
+    if not held or shapes not in (whole, alone):
+        raise damaged(f"error feedback for {total} elements in {len(shapes)} tensors, {shapes[:2]}")

@@ -13,9 +13,11 @@ from __future__ import annotations
 
 import os
 import secrets
+import selectors
 import socket
 import struct
 import time
+from collections.abc import Iterator
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +25,7 @@ from typing import Any
 
 from torch import Tensor
 
+from plait.compress.agreement import gather, named
 from plait.compress.arena import Arena, Buffer, mapped
 from plait.compress.link import ABORT, Frame, Link
 from plait.compress.operation import Operation
@@ -32,6 +35,10 @@ _HELLO = struct.Struct("<16sI")
 _UNSENT_BYTES = 128 << 10
 """The kernel takes so much beyond what is on its way: enough for the wire, little enough that what is
 urgent, to another worker, does not wait behind it."""
+_STRANGERS = 128
+"""So many may call as well before anyone is heard, without keeping workers from calling."""
+_SHOWN_BYTES = 40
+"""Of a farewell that is no text."""
 _GREETING_S = 5.0
 """How long a caller may take to say who it is, before it is taken for a stranger."""
 
@@ -92,7 +99,10 @@ class Mesh:
     def deliver(self, link: Link, frame: Frame, buffer: Buffer) -> None:
         """Hand a message to its operation."""
         if frame.kind == ABORT:
-            link.lose(bytes(buffer.view).decode(errors="replace"), told=True)
+            try:
+                link.lose(bytes(buffer.view).decode(), told=True)
+            except UnicodeDecodeError:
+                link.lose(f"it gave up, and said {bytes(buffer.view[:_SHOWN_BYTES])!r}")
             buffer.drop()
             return
         self.active[frame.operation].deliver(link, frame, buffer)
@@ -116,28 +126,33 @@ def connect(group: Any, *, shared_memory: bool, timeout_s: float) -> Mesh:
     ranks = tuple(dist.get_process_group_ranks(group))
     position = ranks.index(dist.get_rank())
     address = own_address()
-    with ExitStack() as stack:
+    with ExitStack() as servers, ExitStack() as undone:
         family = socket.AF_INET6 if ":" in address else socket.AF_INET
-        server = stack.enter_context(socket.create_server((address, 0), family=family, backlog=len(ranks)))
+        backlog = len(ranks) + _STRANGERS
+        server = servers.enter_context(socket.create_server((address, 0), family=family, backlog=backlog))
         secret = secrets.token_bytes(16)
         local = f"plait-{secrets.token_hex(16)}" if shared_memory else None
-        local_server = stack.enter_context(_local_server(local, len(ranks)))
+        local_server = servers.enter_context(_local_server(local, backlog))
         card = _Card(host_identity(), address, server.getsockname()[1], local, secret)
-        cards: list[Any] = [None] * len(ranks)
-        dist.all_gather_object(cards, card, group=group)
+        cards = gather(card, group, purpose="connect", timeout_s=timeout_s)
         near = {other for other in range(len(ranks)) if other != position and _near(cards[other], card)}
         mesh = Mesh(ranks, position, _hosts(cards), shared=bool(near))
+        # Who fails hangs up, so that the others need not wait to find out.
+        undone.callback(mesh.arena.close)
         deadline = time.monotonic() + timeout_s
-        called = [_call(mesh, other, cards[other], card, deadline) for other in range(position)]
-        waiting = set(range(position + 1, len(ranks)))
-        for listening, expected in ((server, waiting - near), (local_server, waiting & near)):
-            while expected:
-                link = _answer(mesh, listening, expected, card, deadline)
-                expected.discard(link.position)
-                mesh.links[link.position] = link
+        called = [
+            undone.enter_context(_call(mesh, other, cards[other], card, deadline))
+            for other in range(position)
+        ]
+        later = set(range(position + 1, len(ranks)))
+        reception = _Reception(mesh, {server: later - near, local_server: later & near}, secret)
+        for link in reception.links(deadline):
+            undone.callback(link.connection.close)
+            mesh.links[link.position] = link
         # Only now: a worker answers when it has called all others, so nobody waits for one who waits.
         for other, connection in enumerate(called):
             mesh.links[other] = _answered(mesh, other, connection)
+        undone.pop_all()
     mesh.links = dict(sorted(mesh.links.items()))
     mesh.arena.close()  # everyone who needs it has mapped it
     return mesh
@@ -202,35 +217,117 @@ def _answered(mesh: Mesh, other: int, connection: socket.socket) -> Link:
     return _link(mesh, connection, other, descriptor)
 
 
-def _answer(mesh: Mesh, server: socket.socket, expected: set[int], mine: _Card, deadline: float) -> Link:
-    """Wait until a later worker has connected, and turn strangers away."""
-    near = server.family == socket.AF_UNIX
-    while True:
-        server.settimeout(max(0.001, deadline - time.monotonic()))
+@dataclass(eq=False)
+class _Caller:
+    """Someone who has connected, until it is known who."""
+
+    connection: socket.socket
+    expected: set[int]
+    """The positions of those who are to call where this one did."""
+    until: float
+    said: bytes = b""
+    descriptor: int | None = None
+
+    def hear(self, secret: bytes) -> int | None:
+        """Who it is, or None while it has not said all; a ConnectionError for a stranger."""
+        near, left = self.connection.family == socket.AF_UNIX, _HELLO.size - len(self.said)
         try:
-            connection, _ = server.accept()
-        except TimeoutError:
-            missing = ", ".join(str(mesh.ranks[position]) for position in sorted(expected))
-            raise WorkerError(
-                f"rank {mesh.rank} was not called by ranks {missing} in time",
-                setting="timeout_s",
-                works="60",
-            ) from None
-        connection.settimeout(_GREETING_S)
-        descriptor: int | None = None
-        with suppress(OSError, struct.error):
-            if near:
-                hello, descriptor = _receive_arena(connection, _HELLO.size)
+            if near and self.descriptor is None:
+                heard, self.descriptor = _receive_arena(self.connection, left)
             else:
-                hello = connection.recv(_HELLO.size, socket.MSG_WAITALL)
-            secret, position = _HELLO.unpack(hello)
-            if secrets.compare_digest(secret, mine.secret) and position in expected:
-                if near:
-                    _send_arena(connection, b"!", mesh.arena)
-                return _link(mesh, connection, position, descriptor)
-        connection.close()
-        if descriptor is not None:
-            os.close(descriptor)
+                heard = self.connection.recv(left)
+        except BlockingIOError:
+            return None
+        self.said += heard
+        if heard and len(self.said) < _HELLO.size:
+            return None
+        if len(self.said) == _HELLO.size and near == (self.descriptor is not None):
+            theirs, position = _HELLO.unpack(self.said)
+            if secrets.compare_digest(theirs, secret) and position in self.expected:
+                return int(position)
+        raise ConnectionError("a stranger")
+
+    def link(self, mesh: Mesh, position: int) -> Link:
+        """The link to a worker that has said who it is."""
+        if self.descriptor is not None:
+            _send_arena(self.connection, b"!", mesh.arena)
+        self.expected.discard(position)
+        descriptor, self.descriptor = self.descriptor, None
+        return _link(mesh, self.connection, position, descriptor)
+
+    def dismiss(self) -> None:
+        """Hang up."""
+        self.connection.close()
+        if self.descriptor is not None:
+            os.close(self.descriptor)
+
+
+class _Reception:
+    """Where the later workers call. All who do are heard at the same time, so that strangers who say nothing
+    keep nobody waiting."""
+
+    def __init__(self, mesh: Mesh, expected: dict[socket.socket, set[int]], secret: bytes) -> None:
+        self._mesh = mesh
+        self._expected = expected
+        """Who is to call, by the server that they call."""
+        self._secret = secret
+        self._callers: set[_Caller] = set()
+        self._selector = selectors.DefaultSelector()
+
+    def links(self, deadline: float) -> Iterator[Link]:
+        """A link to each worker that was expected, as they come."""
+        for server, positions in self._expected.items():
+            if positions:
+                server.setblocking(False)
+                self._selector.register(server, selectors.EVENT_READ)
+        try:
+            while missing := sorted(set[int]().union(*self._expected.values())):
+                now = time.monotonic()
+                if now >= deadline:
+                    names = named([self._mesh.ranks[position] for position in missing])
+                    raise WorkerError(
+                        f"rank {self._mesh.rank} was not called by {names} in time",
+                        setting="timeout_s",
+                        works="60",
+                    )
+                until = min([deadline, *(caller.until for caller in self._callers)])
+                for key, _ in self._selector.select(max(0.0, until - now)):
+                    if key.data is None:
+                        self._admit(key.fileobj)
+                    elif (link := self._heard(key.data)) is not None:
+                        yield link
+                for caller in [each for each in self._callers if each.until <= now]:
+                    self._dismiss(caller)
+        finally:
+            for caller in list(self._callers):
+                self._dismiss(caller)
+            self._selector.close()
+
+    def _admit(self, server: Any) -> None:
+        with suppress(OSError):  # it may be gone again
+            connection, _ = server.accept()
+            connection.setblocking(False)
+            caller = _Caller(connection, self._expected[server], time.monotonic() + _GREETING_S)
+            self._callers.add(caller)
+            self._selector.register(connection, selectors.EVENT_READ, caller)
+
+    def _heard(self, caller: _Caller) -> Link | None:
+        try:
+            position = caller.hear(self._secret)
+            if position is None:
+                return None
+            link = caller.link(self._mesh, position)
+        except OSError:
+            self._dismiss(caller)
+            return None
+        self._callers.remove(caller)
+        self._selector.unregister(caller.connection)
+        return link
+
+    def _dismiss(self, caller: _Caller) -> None:
+        self._callers.remove(caller)
+        self._selector.unregister(caller.connection)
+        caller.dismiss()
 
 
 def _send_arena(connection: socket.socket, message: bytes, arena: Arena) -> None:

@@ -14,6 +14,7 @@ import json
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from plait.compress.arena import Buffer
@@ -24,6 +25,9 @@ from plait.errors import WorkerError
 
 if TYPE_CHECKING:
     from plait.compress.mesh import Mesh
+
+_SHOWN_BYTES = 40
+"""Of a greeting that is none."""
 
 Label = tuple[int, int, int, int]
 """Sender's position, phase, share, chunk: what tells one chunk's message from all others."""
@@ -121,9 +125,9 @@ class Operation(ABC):
         """Take a message."""
         self.moved_ns = time.monotonic_ns()
         if frame.kind == HELLO:
-            theirs = json.loads(bytes(buffer.view))
+            text = bytes(buffer.view)
             buffer.drop()
-            self._compare(link, theirs)
+            self._compare(link, self._greeting(link, text))
             self._greetings.discard(link.position)
             return
         label = (link.position, frame.phase, frame.share, frame.chunk)
@@ -168,6 +172,15 @@ class Operation(ABC):
             raise WorkerError(
                 f"rank {link.rank} sent {length} bytes for chunk {label[1:]} in {self.name} instead of {size}"
             )
+
+    def _greeting(self, link: Link, text: bytes) -> dict[str, Any]:
+        with suppress(ValueError, RecursionError):
+            theirs = json.loads(text)
+            if isinstance(theirs, dict):
+                return theirs
+        raise WorkerError(
+            f"rank {link.rank} opened {self.name} with {text[:_SHOWN_BYTES]!r}, which is no greeting"
+        )
 
     def _compare(self, link: Link, theirs: dict[str, Any]) -> None:
         for key in [*self.fingerprint, *theirs]:

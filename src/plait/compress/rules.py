@@ -1,7 +1,8 @@
 """Which parameter travels in how many bits: rules by name, by pattern or by the kind of module.
 
 The first rule that fits a parameter decides. Where none does, norms, biases and small tensors stay exact:
-they are little of the traffic and much of the accuracy. All others get the bits that are asked for.
+they are little of the traffic and much of the accuracy. All others get the bits that are asked for, but those
+whose gradients cannot be compressed, which no rule changes.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
+from plait.compress.given import WHOLE, expect
 from plait.errors import UsageError
 
 if TYPE_CHECKING:
@@ -25,10 +27,20 @@ EXACT = 32
 
 def checked_bits(bits: Bits, setting: str = "bits") -> Bits:
     """The bits, if they are any."""
-    whole = isinstance(bits, int) and not isinstance(bits, bool)
-    if bits != "auto" and not (whole and (1 <= int(bits) <= 8 or bits in (16, EXACT))):
+    if not (isinstance(bits, str) and bits == "auto") and not _is_width(bits):
         raise UsageError(f"{setting} is {bits!r}", setting=setting, works='1 to 8, 16, 32 or "auto"')
     return bits
+
+
+def checked_width(bits: object, setting: str = "bits") -> int:
+    """The bits, if they are any that need not be chosen."""
+    if not _is_width(bits):
+        raise UsageError(f"{setting} is {bits!r}", setting=setting, works="1 to 8, 16, 32")
+    return int(bits)  # type: ignore[call-overload, no-any-return]
+
+
+def _is_width(bits: object) -> bool:
+    return isinstance(bits, WHOLE) and not isinstance(bits, bool) and int(bits) in (*range(1, 9), 16, EXACT)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,6 +57,9 @@ class Rule:
 
     def __post_init__(self) -> None:
         checked_bits(self.bits)
+        expect(self.name, str, None, setting="name", works='"head.weight"')
+        expect(self.pattern, str, None, setting="pattern", works='"head"')
+        expect(self.module, str, type, None, setting="module", works='"Linear", or nn.Linear')
         if self.name is None and self.pattern is None and self.module is None:
             raise UsageError("a rule for no parameters", setting="rules", works='pattern="." fits all')
         if self.pattern is not None:
@@ -80,6 +95,8 @@ class Parameter:
     shape: tuple[int, ...]
     kinds: tuple[str, ...] = ()
     """The names of the class of its module and of that one's base classes."""
+    left: str | None = None
+    """Why its gradient is left to torch, where it is."""
 
     @property
     def count(self) -> int:
@@ -113,6 +130,8 @@ def select(
 
 
 def _select(parameter: Parameter, bits: Bits, rules: Sequence[Rule], smallest: int) -> Selected:
+    if parameter.left is not None:
+        return Selected(parameter=parameter, bits=EXACT, why=parameter.left)
     rule = next((rule for rule in rules if rule.fits(parameter)), None)
     if rule is not None:
         return Selected(parameter=parameter, bits=rule.bits, why=f"rule with {rule}")
@@ -148,15 +167,31 @@ def parameters_of(model: nn.Module) -> dict[str, nn.Parameter]:
 
 def described(model: nn.Module) -> tuple[Parameter, ...]:
     """The trainable parameters as rules see them."""
-    kinds = {
-        plain_name(f"{path}.{name}" if path else name): tuple(_kinds(type(module)))
+    owners = {
+        plain_name(f"{path}.{name}" if path else name): module
         for path, module in model.named_modules(remove_duplicate=False)
         for name, _ in module.named_parameters(recurse=False)
     }
     return tuple(
-        Parameter(name=name, shape=tuple(parameter.shape), kinds=kinds[name])
+        Parameter(
+            name=name,
+            shape=tuple(parameter.shape),
+            kinds=tuple(_kinds(type(owners[name]))),
+            left=_left(owners[name], parameter),
+        )
         for name, parameter in parameters_of(model).items()
     )
+
+
+def _left(module: nn.Module, parameter: nn.Parameter) -> str | None:
+    import torch
+
+    if parameter.dtype not in (torch.float32, torch.float16, torch.bfloat16):
+        return f"of {parameter.dtype}"
+    # What DDP goes by, too.
+    if isinstance(module, (torch.nn.Embedding, torch.nn.EmbeddingBag)) and module.sparse:
+        return "its gradients are sparse"
+    return None
 
 
 def _kinds(kind: type) -> Iterable[str]:

@@ -33,6 +33,7 @@ from plait_autoload import VARIABLE
 if TYPE_CHECKING:
     from torch import nn
 
+    from plait.compress.attachment import Attachment
     from plait.compress.report import Report, Summary
     from plait.compress.rules import Bits
 
@@ -85,11 +86,17 @@ class _DataParallel:
             from plait.compress.hook import attach_ddp
 
             attachment = attach_ddp(ddp, compression)
-            attachment.automatic = True
             self._attached.add(ddp)
             _say(_described(attachment.report(), compression.bits))
+            current = [attachment]
+
+            def taken_over(by: Attachment) -> None:
+                current[0] = by
+                _say(f"the script's own attach takes over: {by}")
+
+            attachment.automatic = taken_over
             if _is_first():  # the attachment does not hold the model, so this ends with either
-                weakref.finalize(ddp, lambda: _say_saved(attachment.report().total))
+                weakref.finalize(ddp, lambda: _say_saved(current[0].report().total))
 
         return init
 

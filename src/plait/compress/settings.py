@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, get_args
 
+from plait.compress.given import NUMBER, expect
 from plait.compress.topology import Topology
 from plait.errors import UsageError
 from plait.units import parse_whole
@@ -39,6 +40,9 @@ class Settings:
                 works=", ".join(get_args(Algorithm)),
             )
         parse_whole(self.chunk_bytes, setting="chunk_bytes")
+        for name in ("leaders", "inner_exact", "shared_memory", "verify"):
+            expect(getattr(self, name), bool, setting=name, works="True or False")
+        expect(self.timeout_s, NUMBER, setting="timeout_s", works="60")
         if not 0 < self.timeout_s < 1e9:
             raise UsageError(f"a timeout of {self.timeout_s} s", setting="timeout_s", works="60")
 

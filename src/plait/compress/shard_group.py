@@ -267,7 +267,7 @@ def is_compressed(model: nn.Module) -> bool:
     )
 
 
-def agree_all(groups: Sequence[ShardGroup], settings: Mapping[str, str]) -> None:
+def agree_all(groups: Sequence[ShardGroup], settings: Mapping[str, str], timeout_s: float) -> None:
     """Raise on every worker where they were not all told the same, before anything is sent."""
     facts = dict(settings)
     for group in groups:
@@ -279,10 +279,11 @@ def agree_all(groups: Sequence[ShardGroup], settings: Mapping[str, str]) -> None
     # a difference, so that nobody is left waiting.
     problem: WorkerError | None = None
     meshes = {id(workers): workers for group in groups for workers in (group.sharers, group.replicas)}
-    for workers in meshes.values():
+    for place, workers in enumerate(meshes.values(), start=1):
         if workers is not None and workers.size() > 1:
             try:
-                agree({**facts, "others": str(problem or "agree")}, workers)
+                # Longer from mesh to mesh: who waits for one that waits itself must not blame that one.
+                agree({**facts, "others": str(problem or "agree")}, workers, timeout_s=place * timeout_s)
             except WorkerError as error:
                 problem = problem or error
     if problem is not None:

@@ -17,6 +17,7 @@ from plait.compress.call import plain_codec
 from plait.compress.codec import Codec, Exact, Quantizer
 from plait.compress.collectives import all_gather, all_reduce, reduce_scatter
 from plait.compress.compression import Compression
+from plait.compress.given import damaged, entry
 from plait.compress.layout import Piece
 from plait.compress.observation import WIDTHS, measure
 from plait.compress.price import WORTH_ELEMENTS, worth_it
@@ -223,10 +224,19 @@ class ShardTraffic:
             "declined": {exchange: sorted(widths) for exchange, widths in self.declined.items()},
         }
 
+    def check_state(self, state: object) -> None:
+        """Refuse what cannot be a state."""
+        parse_whole(entry(state, "step", object), setting=f"step of {self.group.name!r}", least=0)
+        for exchange, widths in entry(state, "declined", Mapping).items():
+            known = isinstance(widths, (list, tuple)) and all(bits in (*WIDTHS, 16) for bits in widths)
+            if exchange not in self._asked or not known:
+                raise damaged(f"{widths!r} bits declined for {exchange!r} of {self.group.name!r}")
+
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from there."""
-        self.step = parse_whole(state["step"], setting=f"step of {self.group.name!r}", least=0)
-        self.declined = {exchange: frozenset(widths) for exchange, widths in state["declined"].items()}
+        """Go on from there, after ``check_state``."""
+        self.step = int(state["step"])
+        if self._compression.decline:
+            self.declined = {exchange: frozenset(widths) for exchange, widths in state["declined"].items()}
 
 
 class _Timed:

@@ -25,12 +25,14 @@ import torch.distributed as dist
 from torch import nn
 
 from plait.compress import communicator
+from plait.compress.call import stop_recording
 from plait.compress.compression import NEEDS_FEEDBACK, Compression
+from plait.compress.given import entry, expect, saved
 from plait.compress.report import Report, Summary
 from plait.compress.rules import EXACT, select
 from plait.compress.shard_group import agree_all, groups_of
 from plait.compress.shard_traffic import ShardTraffic
-from plait.errors import FileError, UsageError
+from plait.errors import UsageError
 
 if TYPE_CHECKING:
     from plait.timeline import Timeline
@@ -56,14 +58,14 @@ def attach_fsdp(
         exact = [rule for rule in compression.rules if rule.bits == EXACT]
         selected = select(everything, compression.gather_bits, exact, smallest=smallest)
         weights = {each.parameter.name: int(each.bits) for each in selected}
-    agree_all(groups, compression.facts())
+    agree_all(groups, compression.facts(), compression.settings.timeout_s)
     if timeline is not None:
         communicator.record(timeline)
     traffics = [ShardTraffic(group, compression, bits, weights) for group in groups]
     if compression.decline:
         for traffic in traffics:
             traffic.decline()
-    attachment = ShardedAttachment(traffics)
+    attachment = ShardedAttachment(traffics, timeline)
     if dist.get_rank() == 0:
         _log.info("%s", attachment)
     return attachment
@@ -93,8 +95,8 @@ class ShardedSummary(Summary):
 class ShardedAttachment:
     """Compresses what one sharded model sends; made by :func:`plait.compress.attach`."""
 
-    def __init__(self, traffics: Sequence[ShardTraffic]) -> None:
-        self._traffics = tuple(traffics)
+    def __init__(self, traffics: Sequence[ShardTraffic], timeline: Timeline | None = None) -> None:
+        self._traffics, self._timeline = tuple(traffics), timeline
         self._attached = True
         for traffic in self._traffics:
             traffic.install()
@@ -127,11 +129,12 @@ class ShardedAttachment:
             for exchange, report in traffic.reports().items():
                 sums[exchange].add(report)
                 sums["total"].add(report)
+        measured = [dict(traffic.errors) for traffic in self._traffics]
         return ShardedSummary(
             steps=max((traffic.step for traffic in self._traffics), default=0),
             bits=self.bits,
             gather_bits=self.gather_bits,
-            errors={name: error for traffic in self._traffics for name, error in traffic.errors.items()},
+            errors={name: error for errors in measured for name, error in errors.items()},
             exposed_s=sum(traffic.exposed_s for traffic in self._traffics),
             memory_bytes=self.memory_bytes,
             declined=tuple(sorted(self.declined)),
@@ -155,6 +158,7 @@ class ShardedAttachment:
             self._attached = False
             for traffic in self._traffics:
                 traffic.group.replace()
+            stop_recording(self._timeline)
 
     def state_dict(self, *, everyone: bool = False) -> dict[str, Any]:
         """What a checkpoint needs, so that a resumed run has the same bits.
@@ -166,11 +170,8 @@ class ShardedAttachment:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from a checkpoint."""
-        if state.get("format") != FORMAT:
-            raise FileError(
-                f"a state of format {state.get('format')!r}", setting="state", works="what state_dict() gave"
-            )
-        groups, own = state["groups"], {traffic.group.name: traffic for traffic in self._traffics}
+        groups = entry(saved(state, FORMAT), "groups", Mapping)
+        own = {traffic.group.name: traffic for traffic in self._traffics}
         for name in [*groups, *own]:
             if (name in groups) != (name in own):
                 raise UsageError(
@@ -179,6 +180,8 @@ class ShardedAttachment:
                     works=f"that of a model with {', '.join(map(repr, own))}",
                 )
         for name, traffic in own.items():
+            traffic.check_state(groups[name])
+        for name, traffic in own.items():
             traffic.load_state_dict(groups[name])
             if self._attached:
                 traffic.install()
@@ -186,6 +189,7 @@ class ShardedAttachment:
 
 def _check(compression: Compression) -> None:
     """Refuse what sharding cannot have."""
+    expect(compression, Compression, setting="compression", works="Compression(bits=4)")
     given = [("bits", compression.bits), *((f"rules, {rule}", rule.bits) for rule in compression.rules)]
     if compression.replay is not None:
         raise UsageError("a schedule of bits for a sharded model", setting="replay", works="replay=None")

@@ -35,6 +35,12 @@ class TopK:
         parse_whole(self.keep, setting="keep")
         if parse_whole(self.bucket, setting="bucket") > _LARGEST_BUCKET:
             raise UsageError(f"a bucket of {self.bucket}", setting="bucket", works=f"1 to {_LARGEST_BUCKET}")
+        if self.keep > self.bucket:
+            raise UsageError(
+                f"{self.keep} numbers of a bucket of {self.bucket}",
+                setting="keep",
+                works=f"1 to {self.bucket}",
+            )
 
     @property
     def unbiased(self) -> bool:

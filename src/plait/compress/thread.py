@@ -1,7 +1,8 @@
 """The communication thread: one a process, operations in the order in which they were handed in.
 
 It alone touches the links. Whoever wants a collective hands it in and gets a handle; nothing is ever sent
-from a callback, so the order is the same on all workers if their programs are. The next operation starts
+from a callback, so the order is the same on all workers if their programs are. (A program that hands in from
+several threads has to see to the order among them itself.) The next operation starts
 when the one before has sent all it has to, and then both are under way: the wire is not idle while the last
 chunks of one are still to come.
 
@@ -50,6 +51,9 @@ _FAREWELL_S = 1.0
 _ORDERLY_S = 10.0
 """How long one that is shut down tries to deliver what it has sent."""
 
+_TCP_CLOSE = 7
+"""The state of a connection that is over, in the kernel's numbers."""
+
 
 class CommunicationThread:
     """Runs operations. It is daemonic: it never keeps a process from ending."""
@@ -92,6 +96,15 @@ class CommunicationThread:
             self._closing = True
             os.eventfd_write(self._wake, 1)
             self._thread.join()
+            os.close(self._wake)
+
+    def forsake(self) -> None:
+        """In a forked child, where no thread runs: fail what has not ended, and let go of descriptors."""
+        error = WorkerError("this process was forked while the operation was under way in its parent")
+        for operation in [*self._active, *self._queue]:
+            operation.work.forsake(error)
+        self._poll.close()
+        if not self._closing:
             os.close(self._wake)
 
     # From here on, everything runs on the thread.
@@ -278,6 +291,8 @@ def _undelivered(link: Link) -> bool:
     if link.connection.family == socket.AF_UNIX:  # what was sent is at the other end already
         return False
     with suppress(OSError):
+        if link.connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0] == _TCP_CLOSE:
+            return False  # it was reset: what is left is counted for ever, and goes nowhere
         count = fcntl.ioctl(link.connection.fileno(), termios.TIOCOUTQ, b"\0\0\0\0")
         return bool(struct.unpack("i", count)[0])
     return False

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -21,8 +21,10 @@ from plait.compress.adapt import Log, Replay, Tuner
 from plait.compress.allocation import Cost, Exposed
 from plait.compress.codec import Exact
 from plait.compress.collectives import all_gather
+from plait.compress.given import NUMBER, damaged, entry
 from plait.compress.observation import WIDTHS, LayerError, average, measure
 from plait.compress.rules import EXACT, Bits
+from plait.errors import UsageError
 
 if TYPE_CHECKING:
     from plait.compress.compression import Compression
@@ -35,21 +37,28 @@ class Watch:
     def __init__(self, compression: Compression, asked: Mapping[str, Bits], group: Any) -> None:
         self._compression, self._group = compression, group
         self._world = dist.get_world_size(group)
-        self._chosen = [name for name, bits in asked.items() if bits == "auto"]
+        self._chosen = dict.fromkeys(name for name, bits in asked.items() if bits == "auto")
+        _check(compression, self._chosen)
         adaptation = compression.adaptation
         self._widths = adaptation.widths
         self._tuner: Tuner | Replay | None = None
         if self._chosen:
             replayed = compression.replay
             self._tuner = Tuner(adaptation) if replayed is None else Replay(replayed)
+            for decision in self._tuner.log.decisions:
+                _check_names(decision.plan.bits, self._chosen, "replay")
         start = adaptation.reference_bits
         self.bits = {name: start if bits == "auto" else bits for name, bits in asked.items()}
         """In force."""
-        self.errors: dict[str, float] = {}
-        """By parameter: the relative error of quantizing it once, as last measured."""
+        self._errors: dict[str, float] = {}
         self._seen: dict[str, LayerError] = {}
         self._ready_ns: dict[str, int] = {}
         self._waiting: tuple[int, list[LayerError], Tensor, Work] | None = None
+
+    @property
+    def errors(self) -> dict[str, float]:
+        """By parameter: the relative error of quantizing it once, as last measured; a copy."""
+        return dict(self._errors)
 
     @property
     def widths(self) -> tuple[int, ...]:
@@ -86,7 +95,7 @@ class Watch:
         layers = [self._seen[name] for name in self._chosen if name in self._seen]
         for name, layer in self._seen.items():
             if self.bits[name] in layer.widths and layer.squared_norm > 0:
-                self.errors[name] = math.sqrt(layer.error_at(self.bits[name]) / layer.squared_norm)
+                self._errors[name] = math.sqrt(layer.error_at(self.bits[name]) / layer.squared_norm)
         if isinstance(self._tuner, Tuner) and layers:
             first_ns = min(self._ready_ns.values())
             ready = [(self._ready_ns[layer.name] - first_ns) / 1e6 for layer in layers]
@@ -164,11 +173,71 @@ class Watch:
     def state_dict(self) -> dict[str, Any]:
         """What a checkpoint needs; call ``settle`` first."""
         tuner = self._tuner.state_dict() if isinstance(self._tuner, Tuner) else None
-        return {"bits": dict(self.bits), "tuner": tuner, "errors": dict(self.errors)}
+        return {"bits": dict(self.bits), "tuner": tuner, "errors": self.errors}
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from a checkpoint."""
-        self.bits.update({name: bits for name, bits in state["bits"].items() if name in self.bits})
-        self.errors = dict(state["errors"])
-        if isinstance(self._tuner, Tuner) and state["tuner"] is not None:
+    def check_state(self, state: object) -> None:
+        """Refuse a checkpoint that is not whole, or of another model."""
+        bits, errors = entry(state, "bits", Mapping), entry(state, "errors", Mapping)
+        _check_names(bits, self.bits, "state")
+        for name in bits:
+            if bits[name] not in (*WIDTHS, 16, EXACT):
+                raise damaged(f"{bits[name]!r} bits for {name!r}")
+        for name in errors:
+            entry(errors, name, NUMBER)
+        tuner = entry(state, "tuner", Mapping, None)
+        if tuner is None or not isinstance(self._tuner, Tuner):
+            return
+        log, seen = Tuner.read_state(tuner)
+        for decision in log.decisions[-1:]:
+            for name, width in decision.plan.bits.items():
+                self._check_choice(name, width in (*self._widths, None), f"{width}")
+        for layer in seen[0] if seen else ():
+            self._check_choice(layer.name, layer.widths == self._widths, f"one of {layer.widths}")
+
+    def _check_choice(self, name: str, fits: bool, given: str) -> None:
+        if name not in self._chosen or not fits:
+            raise UsageError(
+                f"the state has {given} bits for {name!r}, which has {self._asked(name)}",
+                setting="state",
+                works="the same rules and the same least_bits as before",
+            )
+
+    def _asked(self, name: str) -> str:
+        return f"one of {self._widths}" if name in self._chosen else str(self.bits.get(name, "none"))
+
+    def load_state_dict(self, state: Mapping[str, Any], step: int) -> None:
+        """Go on from a checkpoint after a step. Bits follow from decisions; others are as asked for."""
+        self.check_state(state)
+        self._errors = dict(state["errors"])
+        if isinstance(self._tuner, Replay):
+            self._apply(self._tuner.log.plan_at(step))
+        elif self._tuner is not None and state["tuner"] is not None:
             self._tuner.load_state_dict(state["tuner"])
+            self._apply(self._tuner.plan)
+
+
+def _check(compression: Compression, chosen: Mapping[str, None]) -> None:
+    """Refuse what would have no effect."""
+    if compression.gather_bits is not None:
+        raise UsageError(
+            f"weights in {compression.gather_bits} bits, where each worker has them all",
+            setting="gather_bits",
+            works="gather_bits=None, or a model after fully_shard(model)",
+        )
+    if compression.replay is not None and not chosen:
+        raise UsageError(
+            "decisions to repeat, and no parameter with bits to choose", setting="replay", works='bits="auto"'
+        )
+
+
+def _check_names(found: Iterable[str], own: Iterable[str], setting: str) -> None:
+    """Refuse what is not of the same parameters."""
+    theirs, ours = dict.fromkeys(found), dict.fromkeys(own)
+    for name in [*theirs, *ours]:
+        if (name in theirs) != (name in ours):
+            where, other = ("it", "the model") if name in theirs else ("the model", "it")
+            raise UsageError(
+                f"{setting} is of another model: {where} has bits for {name!r}, {other} has none",
+                setting=setting,
+                works=f"that of a model with {', '.join(list(ours)[:5])}{', ...' if len(ours) > 5 else ''}",
+            )

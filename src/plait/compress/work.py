@@ -56,3 +56,12 @@ class Work:
             self._ended.set()
         for callback in self._callbacks:
             callback(self)
+
+    def forsake(self, error: BaseException) -> None:
+        """In a forked child: end here too, though whoever would have told is in the parent.
+
+        The locks are made anew, since a thread of the parent may have held them; nobody is called back.
+        """
+        self._lock, self._ended = threading.Lock(), threading.Event()
+        self._error = error
+        self._ended.set()
