@@ -21,7 +21,7 @@ lint: $(VENV)/.test
 	$(BIN)/mypy
 
 unit: $(VENV)/.test
-	$(BIN)/python -m pytest -m "not soak"
+	$(BIN)/python -m pytest -m "not soak" --numprocesses 2
 
 bench: $(VENV)/.run
 	$(BIN)/plait bench --quick

@@ -236,3 +236,24 @@ def test_a_timeline_gets_a_span_for_every_visit(chain):
     names = [block.name for block in chain]
     spans = [(span.track, span.name, span.info["block"]) for span in timeline.spans]
     assert spans == [("here", "forward", n) for n in names] + [("here", "backward", n) for n in names[::-1]]
+
+
+def test_state_may_come_from_outside(chain):
+    """Copies of the parameters, for each visit its own, with the sums of what is shared handed on."""
+    walk = Walk(chain)
+    walk.backward(walk.forward(X).square().sum())
+    expected = gradients(chain.model)
+    chain.model.zero_grad()
+    shared, values, visits = frozenset(chain.tied), chain.start(X), []
+    for block in chain:
+        state = {name: block.state(name).detach().clone().requires_grad_() for name in block.state_names}
+        visits.append((Visit(block, values, shared=shared, state=state), state))
+        values.update(visits[-1][0].writes)
+    passed, found = {chain.outputs[0]: 2 * values[chain.outputs[0]].detach()}, {}
+    while visits:
+        visit, state = visits.pop()
+        visit.backward(passed)
+        found.update({name: tensor.grad for name, tensor in state.items()})
+        passed.update({f"parameter:{name}": state[name].grad for name in shared.intersection(state)})
+    assert all(torch.equal(found[name], expected[name]) for name in expected)
+    assert all(parameter.grad is None for parameter in chain.parameters())

@@ -13,19 +13,21 @@ reach their ``.grad`` once, when the first block is left.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
 
 import torch
+from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from plait.block import Block
 from plait.chain import Chain
 from plait.errors import UsageError
 from plait.timeline import Timeline
 
-_SHARED = "parameter:"
+SHARED = "parameter:"
+"""Before the name of a shared parameter where its gradient travels as a value's does."""
 
 
 class _Boundary(torch.autograd.Function):
@@ -66,35 +68,63 @@ class Visit:
     """One block's forward from given values, and its backward from given gradients."""
 
     def __init__(
-        self, block: Block, values: Mapping[str, Any], *, shared: frozenset[str] = frozenset()
+        self,
+        block: Block,
+        values: Mapping[str, Any],
+        *,
+        shared: frozenset[str] = frozenset(),
+        state: Mapping[str, torch.Tensor] | None = None,
     ) -> None:
-        """Run the block forward; ``shared`` names the parameters that other blocks use too."""
+        """Run the block forward; ``shared`` names the parameters that other blocks use too.
+
+        With ``state``, parameters and buffers come from outside, and stay outside: a gradient that is given
+        for a shared parameter is added first, and the sum is left in the ``.grad`` of the tensor given.
+        """
         self.block = block
         self._boundary = Boundary()
+        self._places: dict[str, GradientEdge] = {}
         self._read = {name: self._boundary.enter(name, values[name]) for name in block.reads}
-        state = {name: block.state(name) for name in block.state_names}
-        for name in shared.intersection(state):
-            self._read[_SHARED + name] = state[name] = self._boundary.enter(_SHARED + name, state[name])
+        if state is None:
+            state = {name: block.state(name) for name in block.state_names}
+            state.update({n: self._boundary.enter(SHARED + n, state[n]) for n in shared.intersection(state)})
+        self._read.update({SHARED + name: state[name] for name in shared.intersection(state)})
         written = block.call([self._read[name] for name in block.reads], state)
-        self._written = dict(zip(block.writes, written, strict=True))
+        self._written: dict[str, Any] = dict(zip(block.writes, written, strict=True))
+
+    def let_go(self) -> None:
+        """Hold the values written no longer, only their places in the graph; ``writes`` is then empty."""
+        self._places = {n: get_gradient_edge(v) for n, v in self._written.items() if v.requires_grad}
+        self._written = {}
 
     @property
     def writes(self) -> dict[str, Any]:
         """The values written, cut off from the graph; those that need a gradient say so."""
         return {name: v.detach().requires_grad_(v.requires_grad) for name, v in self._written.items()}
 
-    def backward(self, gradients: dict[str, torch.Tensor]) -> None:
-        """Take the gradients of what was written out of the dict, and put those of what was read in."""
-        roots, seeds = [], []
-        for name, value in {**self._read, **self._written}.items():
-            gradient = gradients.pop(name, None)
-            if gradient is not None and value.requires_grad:
+    def backward(
+        self,
+        gradients: dict[str, torch.Tensor],
+        inside: Iterable[tuple[GradientEdge, torch.Tensor]] = (),
+    ) -> None:
+        """Take the gradients of what was written out of the dict, and put those of what was read in.
+
+        ``inside`` are gradients to put in at places of the block's own graph.
+        """
+        roots: list[Any] = []
+        seeds: list[torch.Tensor] = []
+        for place, gradient in inside:
+            roots.append(place)
+            seeds.append(gradient)
+        for name, value in {**self._read, **self._written, **self._places}.items():
+            given = gradients.pop(name, None)
+            if given is not None and (isinstance(value, GradientEdge) or value.requires_grad):
                 roots.append(value)
-                seeds.append(gradient)
+                seeds.append(given)
         if roots:
             torch.autograd.backward(roots, seeds)
         gradients.update(self._boundary.gradients)
         self._written.clear()
+        self._places.clear()
         self._read.clear()
         self._boundary.gradients.clear()
 
@@ -143,7 +173,7 @@ class Walk:
             with self._span("backward", visit.block):
                 visit.backward(gradients)
         sources = dict(self._sources)
-        sources.update({_SHARED + n: p for n, p in self.chain.named_parameters() if n in self._shared})
+        sources.update({SHARED + n: p for n, p in self.chain.named_parameters() if n in self._shared})
         reached = [name for name in gradients if name in sources]
         if reached:
             torch.autograd.backward([sources[n] for n in reached], [gradients[n] for n in reached])

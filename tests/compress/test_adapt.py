@@ -143,6 +143,23 @@ def test_steps_that_are_not_finite_are_left_out():
     assert set(only.plan.bits.values()) == {None}
 
 
+def test_relative_errors_do_not_tell_large_gradients_from_small_ones():
+    for error, alike in (("relative", True), ("total", False)):
+        tuners = [Tuner(replace(QUICK, error=error, alpha=2.0)) for _ in range(2)]
+        run(tuners[0], [model()] * 3)
+        run(tuners[1], [model(a=1e-3, b=50.0)] * 3)
+        assert (tuners[0].plan.bits == tuners[1].plan.bits) == alike
+
+
+@pytest.mark.parametrize("error", ["relative", "total"])
+def test_a_layer_without_a_gradient_and_one_that_is_not_finite_can_be_decided_on(error):
+    broken = replace(layer("b", 1.0), squared_error=(math.inf,) * 8, squared_norm=math.inf)
+    tuner = Tuner(replace(QUICK, error=error))
+    run(tuner, [[layer("a", 0.0), broken, layer("c", 1.0)]] * 3)
+    assert tuner.plan.nonfinite == ("b",)
+    assert tuner.plan.bits["a"] <= 3
+
+
 def test_the_time_that_is_exposed_can_be_what_counts():
     tuner = Tuner(replace(QUICK, margin=0.0))
     link = Link(bandwidth_bytes_per_s=1e8)
@@ -253,6 +270,7 @@ def _two_decisions_after_a_step():
         (lambda: Adaptation(warmup_steps=-1), "warmup_steps is -1"),
         (lambda: Adaptation(every_steps=0), "every_steps is 0"),
         (lambda: Adaptation(every_steps=3, observe_steps=4), "4 steps .* every 3 .*works: 1 to 3"),
+        (lambda: Adaptation(error="mean"), "an error that is 'mean' .*works: total, relative"),
         (lambda: Adaptation(margin=1.0), "margin is 1.0"),
         (lambda: Adaptation(gain=-0.1), "gain is -0.1"),
         (lambda: Adaptation(alpha="2"), "alpha is '2', of type str.*works: 1.0"),

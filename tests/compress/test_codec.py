@@ -290,6 +290,7 @@ def test_codecs_are_codecs() -> None:
         (lambda: Quantizer(bits=2.0), "bits"),  # type: ignore[arg-type]
         (lambda: Quantizer(bucket=0), "bucket"),
         (lambda: Quantizer(bucket=2**30 + 1), "bucket"),
+        (lambda: Quantizer(stochastic="no"), "stochastic"),  # type: ignore[arg-type]
         (lambda: Quantizer(threads=0), "threads"),
         (lambda: Cast("fp8"), "to"),  # type: ignore[arg-type]
         (lambda: Quantizer().payload_bytes(-1), "count"),

@@ -36,6 +36,10 @@ class Adaptation:
 
     alpha: float = 1.0
     """The squared error allowed, as a multiple of that of ``reference_bits`` everywhere."""
+    error: Literal["total", "relative"] = "total"
+    """What is added up over the layers: their squared errors, or these as shares of each layer's squared
+    norm, times its elements. The first is what a step of SGD feels. Adam and its like scale every gradient to
+    the same size, so that under them the second says what is lost."""
     reference_bits: int = 4
     least_bits: int = 3
     """No layer gets fewer. Adam and its like scale every layer's gradient to the same size, so a layer with a
@@ -78,6 +82,8 @@ class Adaptation:
                 setting="observe_steps",
                 works=f"1 to {self.every_steps}",
             )
+        if self.error not in ("total", "relative"):
+            raise UsageError(f"an error that is {self.error!r}", setting="error", works="total, relative")
         if self.cost not in ("bytes", "exposed"):
             raise UsageError(f"a cost of {self.cost!r}", setting="cost", works="bytes, exposed")
         for field in ("margin", "gain"):
@@ -195,7 +201,10 @@ class Tuner:
                 setting="observe_steps",
                 works="observe(...) at every step for which observes(step) holds",
             )
-        decision = self._decide(step, average(self._seen), cost)
+        layers = average(self._seen)
+        if self.config.error == "relative":
+            layers = tuple(layer.relative for layer in layers)
+        decision = self._decide(step, layers, cost)
         self._seen.clear()
         self.log = Log(decisions=(*self.log.decisions, decision))
         return decision.plan if decision.changed else None

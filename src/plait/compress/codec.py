@@ -31,6 +31,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, get_args, runtime_chec
 
 from plait.compress import kernels, wire
 from plait.compress.estimate import Estimate, cast_error, normal_range, rounding_error
+from plait.compress.given import expect
 from plait.compress.rounding import checked_key
 from plait.errors import UsageError
 from plait.units import parse_whole
@@ -82,6 +83,7 @@ class Quantizer:
     def __post_init__(self) -> None:
         wire.checked_bits(self.bits)
         wire.checked_bucket(self.bucket)
+        expect(self.stochastic, bool, setting="stochastic", works="False")
         parse_whole(self.threads, setting="threads")
 
     def payload_bytes(self, count: int) -> int:

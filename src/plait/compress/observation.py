@@ -83,6 +83,13 @@ class LayerError:
         """Whether its errors are known at all widths."""
         return all(math.isfinite(error) for error in self.squared_error)
 
+    @property
+    def relative(self) -> LayerError:
+        """The same layer with a mean square of 1, so that errors are shares of its own gradient."""
+        scale = self.count / self.squared_norm if self.squared_norm else 0.0
+        errors = tuple(scale * error for error in self.squared_error)
+        return replace(self, squared_error=errors, squared_norm=float(self.count if scale else 0))
+
     def error_at(self, bits: int | None) -> float:
         """Squared error at a width; None is uncompressed."""
         return 0.0 if bits is None else self.squared_error[self._place(bits)]

@@ -1,0 +1,69 @@
+"""Train jobs whose models are larger than memory, many at once, exactly as if they had fitted."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from plait.errors import UsageError
+from plait.job import Job
+from plait.spill.handle import Fitting
+from plait.spill.outcome import Outcomes
+from plait.spill.policies import PolicyName
+from plait.spill.progress import Show
+from plait.timeline import Timeline
+
+
+def fit(
+    jobs: Job | Sequence[Job],
+    *,
+    memory: str | int,
+    directory: str | Path,
+    devices: int = 1,
+    policy: PolicyName = "sticky",
+    resume: bool = False,
+    commit_every: int | None = None,
+    export: bool = True,
+    weights: Mapping[str, str | Path] | None = None,
+    timeline: Timeline | None = None,
+    show: Show = None,
+) -> Outcomes:
+    """Train jobs within a budget of memory, and return what came of each.
+
+    Each job ends with the bits that :func:`plait.reference.train` gives it. A job that fails does not stop
+    the others: its outcome has the error.
+
+    Args:
+        memory: Of all processes together, with their interpreters: ``"2GiB"``.
+        directory: Where the jobs' state lives while they run, and their outcomes and weights afterwards.
+        devices: Processes that compute, each with its share of the cores.
+        policy: Which job a free device takes: ``"sticky"`` stays with one as long as that saves transfers,
+            ``"lrtf"`` takes the one with the longest remaining time, as Hydra does.
+        resume: Go on with what the directory holds; jobs that it does not hold begin. The same call survives
+            restarts.
+        commit_every: Steps between commits of a job, to which it goes back after a crash; None commits about
+            every 30 seconds, and at the end.
+        export: Write the trained weights of each job, as safetensors.
+        weights: Files that jobs start from, by name of the job: safetensors, or a folder of them as Hugging
+            Face saves it. Other jobs start from their seed.
+        timeline: Records what every device computed and the disk moved.
+        show: None shows a table on a terminal and lines elsewhere; False nothing; a function gets the lines.
+    """
+    names = [job.name for job in ([jobs] if isinstance(jobs, Job) else jobs) if isinstance(job, Job)]
+    for name in weights or {}:
+        if name not in names:
+            raise UsageError(f"there is no job {name!r}", setting="weights", works=", ".join(names))
+    with Fitting(
+        memory=memory,
+        directory=directory,
+        devices=devices,
+        policy=policy,
+        resume=resume,
+        commit_every=commit_every,
+        export=export,
+        weights=weights or {},
+        timeline=timeline,
+        show=show,
+    ) as fitting:
+        fitting.add(jobs)
+        return fitting.wait()

@@ -1,0 +1,201 @@
+"""Before the run: jobs are described and measured on the devices, and the budget is divided.
+
+The budget is for all processes together. What they take by themselves (interpreters, torch, the traced
+models) is measured and taken off; what is left is divided between the arena, which all share, and each
+device's own working memory, so that all jobs together should take the least time.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from plait.cluster.disk import DiskSpeed
+from plait.errors import UsageError
+from plait.job import Job
+from plait.spill.description import Costs, Description
+from plait.spill.device import Device
+from plait.spill.intervals import Intervals
+from plait.spill.partition import partition, smallest
+from plait.spill.plan import SpillPlan
+from plait.spill.segment import PAGE_BYTES
+from plait.units import format_bytes
+
+MARGIN_BYTES = 24 << 20
+"""For each process: what it may come to need beside tensors."""
+_OWN_LEAST_BYTES = 4 << 20
+"""Of a device: small tensors come and go besides those that are planned."""
+_DIVISIONS = 6
+"""Ways to divide the budget that are tried."""
+_MEASURED_ALIKE = ("name", "seed", "steps", "epochs", "evaluation", "schedule", "nonfinite", "clip_norm")
+"""What does not change a job's costs."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Known:
+    """A job that has been described and measured."""
+
+    job: Job
+    description: Description
+    costs: Costs
+
+
+@dataclass(frozen=True, kw_only=True)
+class Budget:
+    """How memory is divided."""
+
+    memory_bytes: int
+    """Of all processes together."""
+    own_bytes: int
+    """What they take by themselves, with a margin."""
+    arena_bytes: int
+    private_bytes: int
+    """Of each device, for what it computes with."""
+    devices: int
+    cores: int = 1
+    """Of each device."""
+
+
+class Preparation:
+    """Describes and measures jobs; costs of jobs that are alike are measured once."""
+
+    def __init__(self, devices: Sequence[Device]) -> None:
+        self._devices = devices
+        self._costs: dict[str, Costs] = {}
+
+    def learn(self, jobs: Sequence[Job]) -> list[Known]:
+        """Describe and measure jobs; an error in a job's own code says which job."""
+        alike: dict[str, list[Job]] = {}
+        for job in jobs:
+            alike.setdefault(_kind(job), []).append(job)
+        # Jobs that are alike go to one device, which traces their model once.
+        homes = {kind: self._devices[i % len(self._devices)] for i, kind in enumerate(alike)}
+        described = {job.name: homes[_kind(job)].call("describe", job) for job in jobs}
+        measured = {
+            kind: homes[kind].call("measure", some[0])
+            for kind, some in alike.items()
+            if kind not in self._costs
+        }
+        known = []
+        for job in jobs:
+            kind = _kind(job)
+            try:
+                description = described[job.name].result()
+                if kind in measured:
+                    self._costs[kind] = measured[kind].result()
+            except Exception as error:
+                error.add_note(f"while job {job.name!r} was prepared")
+                raise
+            known.append(Known(job=job, description=description, costs=self._costs[kind]))
+        return known
+
+
+def _kind(job: Job) -> str:
+    """Jobs of one kind cost the same."""
+    plain = json.loads(job.to_json())
+    optimizer = plain["optimizer"]["call"]
+    kept = {name: value for name, value in plain.items() if name not in _MEASURED_ALIKE}
+    return json.dumps({**kept, "optimizer": optimizer}, sort_keys=True)
+
+
+class Planner:
+    """Makes plans of jobs for one way to divide the memory; jobs that are alike are planned once."""
+
+    def __init__(self, budget: Budget, disk: DiskSpeed, *, at_once: int) -> None:
+        self.budget = budget
+        self.disk = disk
+        self._at_once = at_once
+        """Jobs that run at the same time."""
+        self._plans: dict[tuple[int, bool], SpillPlan] = {}
+
+    def plan(self, known: Known) -> SpillPlan:
+        """The plan of a job, or an error that says what it needs at least."""
+        kind = (id(known.costs), known.description.clips)
+        if kind not in self._plans:
+            self._plans[kind] = partition(
+                known.description,
+                known.costs,
+                arena_bytes=self.budget.arena_bytes,
+                private_bytes=self.budget.private_bytes,
+                read_bytes_per_s=self.disk.read_bytes_per_s,
+                write_bytes_per_s=self.disk.write_bytes_per_s,
+                devices=self._at_once,
+            )
+        plan = self._plans[kind]
+        return replace(plan, forecast=replace(plan.forecast, steps=known.description.steps))
+
+
+def unit_seconds(known: Known, plan: SpillPlan) -> dict[tuple[str, int], float]:
+    """What the units of a step should take, by phase and shard."""
+    times, seconds = len(known.description.micro_batches), {}
+    for i, shard in enumerate(plan.shards):
+        blocks = known.costs.blocks[shard.first : shard.end]
+        forward, backward = sum(b.forward_ms for b in blocks), sum(b.backward_ms for b in blocks)
+        again = {"recompute": forward, "keep": 0.0}.get(shard.activations, sum(b.thrift_ms for b in blocks))
+        seconds["forward", i] = times * forward / 1e3
+        seconds["turn", i] = times * (forward + backward + known.costs.loss_ms) / 1e3
+        seconds["backward", i] = times * (backward + again) / 1e3
+        seconds["update", i] = sum(b.update_ms for b in blocks) / 1e3
+    return seconds
+
+
+def divide(
+    known: Sequence[Known],
+    begun: Sequence[SpillPlan] = (),
+    *,
+    memory_bytes: int,
+    own_bytes: int,
+    devices: int,
+    disk: DiskSpeed,
+    cores: int = 1,
+) -> Planner:
+    """Divide the budget so that the jobs should take the least time together; refuse one that is too small.
+
+    ``begun`` are plans of jobs that go on: they cannot change any more, and have to fit.
+    """
+    at_once = min(devices, len(known))
+    least = [
+        smallest(Intervals.of(one.description, one.costs), devices=at_once)
+        for one in {(id(one.costs), one.description.clips): one for one in known}.values()
+    ]
+    owns = [of.private_bytes for of in least] + [of.forecast.private_peak_bytes for of in begun]
+    arenas = [of.arena_bytes for of in least] + [at_once * of.forecast.arena_peak_bytes for of in begun]
+    own_least, arena_least = max(_OWN_LEAST_BYTES, *owns), max(arenas)
+    left = memory_bytes - own_bytes
+    need = arena_least + devices * own_least
+    if left < need:
+        largest = max(least, key=lambda of: of.arena_bytes + devices * of.private_bytes)
+        raise UsageError(
+            f"{format_bytes(memory_bytes)} of memory leave {format_bytes(max(0, left))} beside the "
+            f"{format_bytes(own_bytes)} that {devices + 1} processes take by themselves, and training takes "
+            f"at least {largest}",
+            setting="memory",
+            works=f"{format_bytes(_rounded(own_bytes + need))}, or fewer devices",
+        )
+    best: tuple[float, Planner] | None = None
+    own_most = max(own_least, (left - arena_least) // devices)
+    for i in range(_DIVISIONS):
+        share = int(own_least * (own_most / own_least) ** (i / (_DIVISIONS - 1)))
+        budget = Budget(
+            memory_bytes=memory_bytes,
+            own_bytes=own_bytes,
+            arena_bytes=(left - devices * share) // PAGE_BYTES * PAGE_BYTES,
+            private_bytes=share,
+            devices=devices,
+            cores=cores,
+        )
+        planner = Planner(budget, disk, at_once=at_once)
+        try:
+            took_ms = sum(planner.plan(one).forecast.run_ms for one in known)
+        except UsageError:  # more of the one leaves too little of the other
+            continue
+        if best is None or took_ms < best[0]:
+            best = took_ms, planner
+    assert best is not None, "the least that works is among the ways to divide"
+    return best[1]
+
+
+def _rounded(count_bytes: int) -> int:
+    """Up to whole MiB, as people would give it."""
+    return -(-count_bytes // (1 << 20)) << 20

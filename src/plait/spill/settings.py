@@ -1,0 +1,112 @@
+"""What a run is given: checked as a whole before anything starts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import get_args
+
+from plait.cluster.machine import memory_limit_bytes, memory_total_bytes, usable_cores
+from plait.destination import make_folder
+from plait.errors import FileError, UsageError
+from plait.job import Job
+from plait.spill.policies import PolicyName
+from plait.units import format_bytes, parse_bytes, parse_whole
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """How jobs are to be run."""
+
+    memory: str | int
+    """Of all processes together, with their interpreters: ``"2GiB"``. Held in bytes."""
+    directory: str | Path
+    """Where state, weights and outcomes go."""
+    devices: int = 1
+    policy: PolicyName = "sticky"
+    resume: bool = False
+    """Go on with what the directory holds; jobs that it does not hold begin."""
+    commit_every: int | None = None
+    """Steps between commits of a job; None commits about every 30 seconds, and at the end."""
+    export: bool = True
+    """Write the trained weights of jobs that finish."""
+    weights: Mapping[str, str | Path] = field(default_factory=dict)
+    """Files that jobs start from, by name of the job."""
+
+    def __post_init__(self) -> None:
+        memory = parse_bytes(self.memory)
+        limit = min(memory_total_bytes(), memory_limit_bytes() or memory_total_bytes())
+        if not 0 < memory <= limit:
+            raise UsageError(
+                f"a budget of {format_bytes(memory)} on a machine with {format_bytes(limit)}",
+                setting="memory",
+                works=f"up to {format_bytes(limit)}",
+            )
+        object.__setattr__(self, "memory", memory)
+        object.__setattr__(self, "devices", parse_whole(self.devices, setting="devices"))
+        if self.commit_every is not None:
+            object.__setattr__(self, "commit_every", parse_whole(self.commit_every, setting="commit_every"))
+        if self.policy not in get_args(PolicyName):
+            raise UsageError(
+                f"there is no policy {self.policy!r}", setting="policy", works=", ".join(get_args(PolicyName))
+            )
+        cores = len(usable_cores())
+        if self.devices > cores:
+            raise UsageError(
+                f"{self.devices} devices were asked of a machine with {cores} cores to use",
+                setting="devices",
+                works=f"1 to {cores}",
+            )
+        for name, path in self.weights.items():
+            if not Path(path).exists():
+                raise FileError(
+                    f"there is no {path} for job {name!r} to start from",
+                    setting="weights",
+                    works="a safetensors file, or a folder of them",
+                )
+        make_folder(Path(self.directory), setting="directory")
+        object.__setattr__(self, "directory", Path(self.directory))
+
+    @property
+    def memory_bytes(self) -> int:
+        """The budget."""
+        assert isinstance(self.memory, int)
+        return self.memory
+
+    @property
+    def path(self) -> Path:
+        """The directory."""
+        return Path(self.directory)
+
+    @property
+    def state(self) -> Path:
+        """Where the store keeps its files."""
+        return self.path / "state"
+
+    def cores(self, device: int) -> tuple[int, ...]:
+        """The cores of a device."""
+        all_cores = usable_cores()
+        first, end = (n * len(all_cores) // self.devices for n in (device, device + 1))
+        return all_cores[first:end]
+
+    def weights_of(self, name: str) -> Path:
+        """Where a job's trained weights go."""
+        return self.path / f"{name}.safetensors"
+
+    def outcome_of(self, name: str) -> Path:
+        """Where a job's outcome goes."""
+        return self.path / f"{name}.json"
+
+
+def check_jobs(jobs: Sequence[Job], taken: Sequence[str] = ()) -> None:
+    """Refuse what cannot be run together."""
+    if not jobs and not taken:
+        raise UsageError("there are no jobs", setting="jobs", works="at least one")
+    names = list(taken)
+    for job in jobs:
+        if not isinstance(job, Job):
+            raise UsageError(f"{job!r} is not a job", setting="jobs", works="plait.Job(...)")
+        if job.name in names:
+            raise UsageError(f"two jobs are named {job.name!r}", setting="name", works=f"{job.name}-2")
+        names.append(job.name)

@@ -1,0 +1,327 @@
+"""Jobs that take turns: real devices, a real store, and the bits that plain training gives."""
+
+import dataclasses
+import os
+import random
+import re
+import runpy
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from plait import Factory, Job, Timeline, reference
+from plait.errors import FileError, UsageError
+from plait.evaluation import Evaluation
+from plait.spill import Fitting, fit
+from plait.spill.outcome import Outcome
+from plait.units import parse_bytes
+
+HERE = Path(__file__).parent / "small_jobs.py"
+MEMORY = "1200MiB"
+"""Enough for three processes that hold torch, with room for models as small as these."""
+
+
+def part(name, **arguments):
+    return Factory(f"{HERE}:{name}", **arguments)
+
+
+def job(name, **changes):
+    given = {
+        "name": name,
+        "model": part("mlp"),
+        "data": part("rows"),
+        "loss": "plait.losses:mean_squared_error",
+        "optimizer": Factory("torch.optim:AdamW", lr=1e-2),
+        "batch": 16,
+        "steps": 6,
+    }
+    return Job(**(given | changes))
+
+
+def assert_equal_to_plain(outcome, of):
+    whole = reference.train(of)
+    assert outcome.error is None, outcome.error
+    assert outcome.finished
+    assert outcome.losses == whole.losses
+    assert outcome.evaluations == whole.evaluations
+    assert outcome.skipped == whole.skipped
+    trained = load_file(outcome.weights)
+    state = whole.model.state_dict()
+    for name, tensor in trained.items():
+        assert torch.equal(tensor, state[name]), name
+    for name, tensor in state.items():
+        if name not in trained:  # tied: under one name only
+            assert any(torch.equal(tensor, other) for other in trained.values()), name
+
+
+def files(directory):
+    return sorted(str(path.relative_to(directory)) for path in Path(directory).rglob("*") if path.is_file())
+
+
+def test_jobs_that_differ_end_with_the_bits_of_plain_training_in_the_least_memory_that_works(tmp_path):
+    wide = {"model": part("mlp", width=768, depth=6)}
+    jobs = [
+        job("adam", **wide, accumulate=2, clip_norm=1.0, steps=3),
+        job("sgd", **wide, optimizer=Factory("torch.optim:SGD", lr=1e-3, momentum=0.9), steps=3, seed=2),
+        job("normed", model=part("normed"), evaluation=Evaluation(data=part("rows"), every=2)),
+        job("tied", model=part("tied"), data=part("tokens"), loss="plait.losses:cross_entropy",
+            inputs=part("tokens_of"), precision="bf16"),
+        job("frozen-a", model=part("on_frozen_base")),
+        job("frozen-b", model=part("on_frozen_base"), optimizer=Factory("torch.optim:AdamW", lr=3e-3)),
+    ]  # fmt: skip
+    timeline, lines = Timeline(), []
+    with Fitting(
+        memory="64MiB", devices=2, directory=tmp_path, timeline=timeline, show=lines.append, commit_every=2
+    ) as fitting:
+        with pytest.raises(UsageError, match="processes take by themselves") as refused:
+            fitting.add(jobs)
+        works = refused.value.works.removesuffix(", or fewer devices")
+        fitting.settings = dataclasses.replace(fitting.settings, memory=works)
+        fitting.add(jobs)
+        outcomes = fitting.wait()
+    assert [outcome.name for outcome in outcomes] == [job.name for job in jobs]
+    for outcome, of in zip(outcomes, jobs, strict=True):
+        assert_equal_to_plain(outcome, of)
+        assert Outcome.load(tmp_path / f"{of.name}.json") == outcome
+    names = [f"{of.name}.{ending}" for of in jobs for ending in ("json", "safetensors")]
+    assert files(tmp_path) == sorted(names)  # and nothing else
+    assert outcomes.measured.memory_bytes <= parse_bytes(works)
+    assert outcomes.measured.read_bytes > 0  # the two wide models do not fit together
+    assert {"device 0", "device 1"} <= set(timeline.tracks)
+    assert any(re.match(r"adam: \d+ shards.*; 3 steps", line) for line in lines)
+    assert any("normed: 6 of 6 steps, finished" in line for line in lines)
+    again = fit(jobs, memory=MEMORY, directory=tmp_path, resume=True, show=False)
+    assert list(again) == list(outcomes)  # nothing is trained twice
+
+
+def test_a_job_starts_from_weights_that_it_is_given(tmp_path):
+    given = job("given", steps=1, optimizer=Factory("torch.optim:SGD", lr=0.0))
+    model = dataclasses.replace(given, seed=9).build_model()
+    save_file(model.state_dict(), tmp_path / "start.safetensors")
+    weights = {"given": tmp_path / "start.safetensors"}
+    outcomes = fit(given, memory=MEMORY, directory=tmp_path / "run", weights=weights, show=False)
+    trained = load_file(outcomes[0].weights)
+    assert all(torch.equal(tensor, trained[name]) for name, tensor in model.state_dict().items())
+    with pytest.raises(UsageError, match=r"no job 'gven'.*works: given"):
+        fit(given, memory=MEMORY, directory=tmp_path, weights={"gven": tmp_path}, show=False)
+    with pytest.raises(FileError, match=r"no .*nothing for job 'given' to start from"):
+        fit(given, memory=MEMORY, directory=tmp_path, weights={"given": tmp_path / "nothing"}, show=False)
+
+
+def test_a_job_that_fails_does_not_disturb_the_others(tmp_path):
+    jobs = [job("good")] + [
+        job(how, loss=part("failing_loss", at=5.0, how=how)) for how in ("error", "memory", "nan", "kill")
+    ]
+    outcomes = fit(jobs, memory=MEMORY, devices=2, directory=tmp_path, show=False)
+    assert_equal_to_plain(outcomes["good"], jobs[0])
+    expected = {
+        "error": "ArithmeticError: a loss of .* is below 5.0",
+        "memory": "MemoryError: a loss of .* is below 5.0",
+        "nan": "job 'nan' has a loss of nan over a weight of 16 at step",
+        "kill": "3 devices died while they computed for job 'kill'",
+    }
+    for name, error in expected.items():
+        assert outcomes[name].end == "failed"
+        assert re.match(error, outcomes[name].error), outcomes[name].error
+        assert outcomes[name].weights is None
+    assert "in failing_loss" in outcomes["error"].error  # its traceback
+    assert any("job kill went back to step 0" in note for note in outcomes.notes)
+
+
+def test_a_device_that_is_killed_is_replaced_and_bits_stay(tmp_path):
+    jobs = [job(name, steps=30, loss=part("slow_loss", seconds=0.02), seed=i) for i, name in enumerate("abc")]
+    lines = []
+    with Fitting(memory=MEMORY, devices=2, directory=tmp_path, show=lines.append, commit_every=3) as fitting:
+        fitting.add(jobs)
+        for kill in range(2):
+            wait_for_steps(fitting, 4 * (kill + 1))
+            os.kill(fitting.devices[kill].pid, signal.SIGKILL)
+        outcomes = fitting.wait()
+    for outcome, of in zip(outcomes, jobs, strict=True):
+        assert_equal_to_plain(outcome, of)
+    assert sum("SIGKILL" in note for note in outcomes.notes) == 2
+    assert any("went back to step" in note for note in outcomes.notes)
+
+
+def wait_for_steps(fitting, steps):
+    deadline = time.monotonic() + 60
+    while sum(fitting.steps().values()) < steps:
+        assert time.monotonic() < deadline, fitting.steps()
+        time.sleep(0.01)
+
+
+def test_jobs_are_added_stopped_and_cloned_while_others_run(tmp_path):
+    slow = {"loss": part("slow_loss", seconds=0.03)}
+    first, unwanted = job("first", steps=20, **slow), job("unwanted", steps=1000, **slow)
+    with Fitting(memory=MEMORY, devices=2, directory=tmp_path, show=False) as fitting:
+        fitting.add([first, unwanted])
+        wait_for_steps(fitting, 4)
+        clone = fitting.clone("first", name="same")
+        other = fitting.clone("first", name="other", optimizer=Factory("torch.optim:AdamW", lr=0.1))
+        added = job("added", seed=5, **slow)
+        fitting.add(added)
+        fitting.stop("unwanted")
+        with pytest.raises(UsageError, match="no job 'nobody' is under way"):
+            fitting.stop("nobody")
+        with pytest.raises(UsageError, match="differs in its parameters from 'first'"):
+            fitting.clone("first", name="sgd", optimizer=Factory("torch.optim:SGD", lr=0.1))
+        with pytest.raises(UsageError, match="two jobs are named 'added'"):
+            fitting.add(added)
+        outcomes = fitting.wait()
+    assert_equal_to_plain(outcomes["first"], first)
+    assert_equal_to_plain(outcomes["added"], added)
+    assert clone.name == "same"
+    assert outcomes["same"].losses == outcomes["first"].losses
+    assert same_weights(outcomes["same"], outcomes["first"])
+    assert other.optimizer.arguments == {"lr": 0.1}
+    assert outcomes["other"].losses[:1] == outcomes["first"].losses[:1]
+    assert outcomes["other"].steps == 20
+    assert not same_weights(outcomes["other"], outcomes["first"])
+    assert (outcomes["unwanted"].end, outcomes["unwanted"].weights) == ("stopped", None)
+    assert not (tmp_path / "state").exists()
+
+
+def same_weights(one, other):
+    mine, theirs = load_file(one.weights), load_file(other.weights)
+    return all(torch.equal(tensor, theirs[name]) for name, tensor in mine.items())
+
+
+SCRIPT = """
+import sys
+from plait import Factory, Job
+from plait.spill import fit
+
+def part(name, **arguments):
+    return Factory(f"{here}:{{name}}", **arguments)
+
+def jobs(steps):
+    return [
+        Job(name=name, model=part("mlp"), data=part("rows"), loss=part("slow_loss", seconds=0.002),
+            optimizer=Factory("torch.optim:AdamW", lr=1e-2), batch=16, steps=steps, seed=seed)
+        for seed, name in enumerate(["one", "two"])
+    ]
+
+if __name__ == "__main__":
+    fit(jobs({steps}), memory="{memory}", directory=sys.argv[1], commit_every=2, resume=True,
+        show=lambda line: print(line, flush=True))
+"""
+
+
+def script(tmp_path, steps):
+    file = tmp_path / "script.py"
+    file.write_text(SCRIPT.format(here=HERE, steps=steps, memory=MEMORY))
+    return file
+
+
+def started(file, directory):
+    process = subprocess.Popen(
+        [sys.executable, str(file), str(directory)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    lines = []
+    for line in process.stdout:
+        lines.append(line)
+        if line.startswith("all of it about"):
+            return process, lines
+    raise AssertionError("".join(lines))
+
+
+@pytest.mark.parametrize(
+    "rounds", [pytest.param(5, id="few"), pytest.param(100, id="many", marks=pytest.mark.soak)]
+)
+def test_runs_that_are_killed_end_with_the_same_bits(rounds, tmp_path):
+    steps, chance = 40 * rounds, random.Random(rounds)
+    file, directory = script(tmp_path, steps), tmp_path / "run"
+    for _ in range(rounds):
+        process, _ = started(file, directory)
+        if process.poll() is None:
+            children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+            time.sleep(chance.random() * 1.5)
+            process.kill()
+        process.communicate()
+        for child in children:
+            wait_until_gone(int(child))
+    outcomes = finished(file, directory)
+    for of in jobs_of(file, steps):
+        assert_equal_to_plain(outcomes[of.name], of)
+    assert files(directory) == ["one.json", "one.safetensors", "two.json", "two.safetensors"]
+
+
+def wait_until_gone(pid):
+    deadline = time.monotonic() + 30
+    while Path(f"/proc/{pid}").exists() and "Z" not in Path(f"/proc/{pid}/stat").read_text().split()[2]:
+        assert time.monotonic() < deadline, pid
+        time.sleep(0.01)
+
+
+def finished(file, directory):
+    done = subprocess.run(
+        [sys.executable, str(file), str(directory)], capture_output=True, text=True, check=False, timeout=240
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return {name: Outcome.load(directory / f"{name}.json") for name in ("one", "two")}
+
+
+def jobs_of(file, steps):
+    return runpy.run_path(str(file), run_name="jobs")["jobs"](steps)
+
+
+def test_an_interrupt_commits_and_says_how_to_go_on(tmp_path):
+    file, directory = script(tmp_path, 60), tmp_path / "run"
+    process, _ = started(file, directory)
+    while not list(directory.glob("state/*.manifest")):
+        time.sleep(0.01)
+    process.send_signal(signal.SIGINT)
+    text, _ = process.communicate(timeout=120)
+    assert "resume=True" in text
+    assert process.returncode == -signal.SIGINT or "KeyboardInterrupt" in text
+    assert files(directory)  # committed
+    outcomes = finished(file, directory)
+    for of in jobs_of(file, 60):
+        assert_equal_to_plain(outcomes[of.name], of)
+
+
+BAD = {
+    "no memory": ({"memory": "0B"}, "a budget of 0 B", "memory"),
+    "more memory than there is": ({"memory": "900TiB"}, r"a budget of 900\.00 TiB on a machine", "memory"),
+    "no devices": ({"devices": 0}, "devices is 0", "devices"),
+    "more devices than cores": ({"devices": 999}, "999 devices were asked of a machine", "devices"),
+    "no commits": ({"commit_every": 0}, "commit_every is 0", "commit_every"),
+    "no such policy": ({"policy": "random"}, "no policy 'random'", "policy"),
+    "no jobs": ({"jobs": []}, "there are no jobs", "jobs"),
+    "not a job": ({"jobs": ["a"]}, "'a' is not a job", "jobs"),
+    "two of a name": ({"jobs": [job("a"), job("a", seed=1)]}, "two jobs are named 'a'", "name"),
+}
+
+
+@pytest.mark.parametrize("bad", BAD)
+def test_what_cannot_be_run_is_refused_before_anything_starts(bad, tmp_path):
+    given, what, setting = BAD[bad]
+    given = {"jobs": [job("a")], "memory": MEMORY, "directory": tmp_path / "run", **given}
+    with pytest.raises(UsageError, match=what) as refused:
+        fit(given.pop("jobs"), show=False, **given)
+    assert refused.value.setting == setting
+    assert refused.value.works
+
+
+def test_a_directory_that_cannot_be_used_is_refused(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(FileError, match="cannot be written"):
+        fit(job("a"), memory=MEMORY, directory=tmp_path / "file", show=False)
+    (tmp_path / "a.json").write_text(
+        Outcome(name="a", end="finished", losses=(1.0,), job=job("a").to_json()).to_json()
+    )
+    with pytest.raises(FileError, match="holds jobs of an earlier run: a"):
+        fit(job("a"), memory=MEMORY, directory=tmp_path, show=False)
+    with pytest.raises(FileError, match="begun with another seed: 0, now 1"):
+        fit(job("a", seed=1), memory=MEMORY, directory=tmp_path, resume=True, show=False)
+    with pytest.raises(UsageError, match="finished after 1 steps and keeps no state to go on to 6 from"):
+        fit(job("a"), memory=MEMORY, directory=tmp_path, resume=True, show=False)

@@ -1,0 +1,117 @@
+"""Dividing a budget: what is left beside the processes, shared out so that plans fit."""
+
+from pathlib import Path
+
+import pytest
+
+from plait import Factory, Job
+from plait.cluster.disk import DiskSpeed
+from plait.errors import UsageError
+from plait.spill.announcement import announce, bound_seconds, foretell
+from plait.spill.preparation import Known, divide, unit_seconds
+from plait.spill.runner import Runner
+from plait.spill.task import Task
+from plait.spill.units import Head
+from plait.units import parse_bytes
+
+HERE = Path(__file__).parent / "small_jobs.py"
+DISK = DiskSpeed(read_bytes_per_s=1e9, write_bytes_per_s=1e9, direct=True)
+MIB = 1 << 20
+
+
+@pytest.fixture(scope="module")
+def known():
+    job = Job(
+        name="wide",
+        model=Factory(f"{HERE}:mlp", width=768, depth=4),
+        data=Factory(f"{HERE}:rows"),
+        loss="plait.losses:mean_squared_error",
+        optimizer=Factory("torch.optim:AdamW", lr=1e-2),
+        batch=16,
+        steps=6,
+    )
+    runner = Runner(memoryview(b""))
+    return Known(job=job, description=runner.describe(job), costs=runner.measure(job))
+
+
+def task(known, planner):
+    plan = planner.plan(known)
+    head = Head(job="wide", stage="step", step=2, losses=(1.0, 2.0))
+    return Task(
+        job=known.job,
+        description=known.description,
+        plan=plan,
+        head=head,
+        unit_seconds=unit_seconds(known, plan),
+    )
+
+
+@pytest.mark.parametrize("devices", [1, 2])
+def test_a_budget_is_divided_whole_and_the_least_that_is_named_works(known, devices):
+    with pytest.raises(
+        UsageError, match=r"leave 1\.00 MiB beside the 100\.00 MiB that . processes take"
+    ) as refused:
+        divide([known] * devices, memory_bytes=101 * MIB, own_bytes=100 * MIB, devices=devices, disk=DISK)
+    least = parse_bytes(refused.value.works.removesuffix(", or fewer devices"))
+    for memory in (least, least + 8 * MIB, 2 * least):
+        planner = divide(
+            [known] * devices, memory_bytes=memory, own_bytes=100 * MIB, devices=devices, disk=DISK
+        )
+        budget, plan = planner.budget, planner.plan(known)
+        taken = budget.own_bytes + budget.arena_bytes + devices * budget.private_bytes
+        assert memory - 8192 <= taken <= memory
+        assert plan.forecast.private_peak_bytes <= budget.private_bytes
+        assert devices * plan.forecast.arena_peak_bytes <= budget.arena_bytes
+
+
+def test_more_memory_is_not_slower(known):
+    times = []
+    for memory in (130, 140, 170, 1000):
+        planner = divide([known], memory_bytes=memory * MIB, own_bytes=100 * MIB, devices=1, disk=DISK)
+        times.append(planner.plan(known).forecast.step_ms)
+    assert times == sorted(times, reverse=True)
+
+
+def test_plans_of_jobs_that_go_on_have_to_fit(known):
+    wide = divide([known], memory_bytes=1000 * MIB, own_bytes=100 * MIB, devices=1, disk=DISK).plan(known)
+    with pytest.raises(UsageError) as refused:
+        divide([known], [wide], memory_bytes=125 * MIB, own_bytes=100 * MIB, devices=1, disk=DISK)
+    least = parse_bytes(refused.value.works.removesuffix(", or fewer devices"))
+    divide([known], [wide], memory_bytes=least, own_bytes=100 * MIB, devices=1, disk=DISK)
+
+
+def test_a_run_is_announced_with_what_it_should_take(known):
+    planner = divide([known], memory_bytes=130 * MIB, own_bytes=100 * MIB, devices=2, disk=DISK)
+    one = task(known, planner)
+    told, plan = foretell([one], planner.budget), one.plan.forecast
+    assert told.memory_bytes <= 130 * MIB
+    assert told.read_bytes == 4 * plan.read_bytes  # two of six steps are done
+    assert told.seconds == pytest.approx(4 * plan.step_ms / 1e3)
+    lines = announce([one], planner.budget, DISK)
+    assert lines[0].startswith("memory ")
+    assert lines[1].startswith(f"wide: {len(one.plan.shards)} shards")
+    assert lines[1].endswith("4 steps")
+    assert lines[-1] == "1 of 2 devices have nothing to do: a job runs on one at a time"
+
+
+def test_no_schedule_is_shorter_than_the_longest_job_or_an_even_share():
+    assert bound_seconds([3.0, 1.0], 2) == 3.0
+    assert bound_seconds([2.0, 2.0, 2.0], 2) == 3.0
+    assert bound_seconds([], 2) == 0.0
+
+
+def test_a_task_knows_where_it_is_tied_and_what_comes(known):
+    planner = divide([known], memory_bytes=130 * MIB, own_bytes=100 * MIB, devices=1, disk=DISK)
+    one = task(known, planner)
+    shards = len(one.plan.shards)
+    assert shards > 1
+    assert (one.rests, one.tied, one.updates_next) == (True, None, False)
+    assert one.remaining_seconds == pytest.approx(4 * one.step_seconds)
+    assert len(one.upcoming()) == 2 * len(one._order)
+    one.head = Head(job="wide", stage="step", step=2, position=1, devices={0: 1})
+    assert (one.rests, one.tied) == (False, 1)
+    one.head = Head(job="wide", stage="step", step=2, position=shards - 1)  # the turn, and then its update
+    assert one.updates_next
+    before = one.unit_seconds["forward", 0]
+    one.took(one.unit.__class__("wide", 2, "forward", 0), 3 * before)
+    assert one.unit_seconds["forward", 0] == pytest.approx(2 * before)

@@ -1,0 +1,107 @@
+"""A search over real jobs: trials are pruned, the best is plain training's, and a killed search goes on."""
+
+import dataclasses
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from plait import Factory, Job, reference
+from plait.errors import FileError, UsageError
+from plait.spill import Choice, Grid, Selection, asha, search
+from plait.spill.outcome import Outcome
+
+HERE = Path(__file__).parent / "small_jobs.py"
+RATES = [0.03, 0.01, 0.003, 0.001, 0.0003, 0.0001]
+
+
+def selection(rates=RATES):
+    job = Job(
+        name="trial",
+        model=Factory(f"{HERE}:mlp"),
+        data=Factory(f"{HERE}:rows"),
+        loss=Factory(f"{HERE}:slow_loss", seconds=0.01),
+        optimizer=Factory("torch.optim:AdamW", lr=0.1),
+        batch=16,
+        steps=8,
+    )
+    space = {"optimizer.lr": Choice(rates)}
+    rules = asha(trials=len(rates), least_steps=2, most_steps=8, eta=2)
+    return Selection(job, space, rules, sampler=Grid(space))
+
+
+def test_a_search_prunes_and_its_best_is_what_plain_training_gives(tmp_path):
+    chosen = selection()
+    outcomes = search(chosen, memory="1200MiB", directory=tmp_path, devices=1, show=False)
+    assert len(outcomes) == len(RATES)
+    ends = {outcome.name: outcome.end for outcome in outcomes}
+    assert set(ends.values()) == {"finished", "stopped"}
+    assert chosen.done
+    best = outcomes[chosen.best.job.name]
+    assert best.end == "finished"
+    whole = reference.train(chosen.best.job)
+    assert best.losses == whole.losses
+    assert all(torch.equal(t, whole.model.state_dict()[name]) for name, t in load_file(best.weights).items())
+    for outcome in outcomes:  # a trial that was paused and went on is trained as if it had not been
+        assert outcome.losses == whole_losses(chosen.trials[outcome.name].job)[: outcome.steps]
+    left = {path.name for path in tmp_path.iterdir()}
+    finished = [name for name, end in ends.items() if end == "finished"]
+    assert left == {f"{name}.{kind}" for name in finished for kind in ("json", "safetensors")}
+
+
+def whole_losses(job):
+    return reference.train(job).losses
+
+
+SCRIPT = """
+import runpy, sys
+from plait.spill import search
+selection = runpy.run_path({tests!r})["selection"]()
+search(selection, memory="1200MiB", directory=sys.argv[1], resume=True, commit_every=1,
+       show=lambda line: print(line, flush=True))
+print("best", selection.best.job.name)
+"""
+
+
+def test_a_search_that_is_killed_goes_on(tmp_path):
+    file, directory = tmp_path / "script.py", tmp_path / "run"
+    file.write_text(SCRIPT.format(tests=__file__))
+    command = [sys.executable, str(file), str(directory)]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    log = directory / "selection.jsonl"
+    while process.poll() is None and not (log.exists() and log.read_text().count("report") >= 9):
+        time.sleep(0.005)
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+    begun = log.read_text().count("report")
+    assert begun < 40
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=200)
+    assert done.returncode == 0, done.stdout + done.stderr
+    name = done.stdout.split("best ")[1].strip()
+    rate = RATES[int(name.removeprefix("trial-"))]
+    best = Outcome.load(directory / f"{name}.json")
+    assert best.losses == whole_losses(trial(rate, name))
+    assert not log.exists()
+    assert not (directory / "state").exists()
+
+
+def trial(rate, name):
+    return dataclasses.replace(selection(rates=[rate]).next(), name=name)
+
+
+def test_what_cannot_be_searched_is_refused(tmp_path):
+    with pytest.raises(UsageError, match="trials report no 'accuracy'"):
+        search(selection(), metric="accuracy", memory="1200MiB", directory=tmp_path, show=False)
+    with pytest.raises(UsageError, match="at_once is 0"):
+        search(selection(), at_once=0, memory="1200MiB", directory=tmp_path, show=False)
+    (tmp_path / "selection.jsonl").write_text('["next", "other-0"]\n')
+    with pytest.raises(
+        FileError, match="is of another selection: trial 'other-0' was next, now 'trial-0' is"
+    ):
+        search(selection(), memory="1200MiB", directory=tmp_path, resume=True, show=False)
