@@ -143,13 +143,12 @@ def _extend(
     """Follow the states that end at the first place with every shard from there to the others."""
     first, *ends = places
     side = model.side(states.modes, states.firsts, first)
-    narrowest = side.size.min()
     for end in ends:
         for mode in budget.modes if end < model.blocks else (_KEEP,):
             top = budget.room[mode, first, end]
-            size = model.size[mode, first, end]
-            if top < 0 or model.together(narrowest, size) > model.window_bytes:
+            if top < 0 or model.size[mode, first, end] > model.window_bytes:
                 continue
+            size = model.beside[mode, first, end]
             fits = model.together(side.size, size) <= model.window_bytes
             added = model.between_ms(side, first, end, mode) + model.shard_ms[first, end]
             candidates = states.ms + np.where(fits, added, np.inf)[:, None]

@@ -13,9 +13,10 @@ be written has the whole next forward pass for it. With one buffer instead of tw
 column takes the sum. Where gradients are clipped by their global norm, all updates follow as a pass of their
 own.
 
-**Memory.** Of the arena, a *window* is set aside: with two buffers, two neighbouring shards whole, each with
-weights, optimizer state, boundary values and gradients; with one, the largest single unit. The rest, C
-bytes, keeps what is needed soonest, and so saves transfers. Access goes up and down the chain, so that is:
+**Memory.** Of the arena, a *window* is set aside: with two buffers, any shard with weights, boundary values,
+gradients and optimizer state, and any two neighbours of which each is passed through or updated, not both at
+once (an update's state comes during the backward pass before it, and goes during the next one); with one
+buffer, the largest single unit. The rest, C bytes, keeps what is needed soonest, and so saves transfers. Access goes up and down the chain, so that is:
 
 - at the turn from forward to backward the weights and values of the last shards, as far as C reaches; at the
   turn to the next step the weights of the first shards;
@@ -110,6 +111,8 @@ class Model:
         self.buffers, self.window_bytes = buffers, window_bytes
         self.blocks = intervals.blocks
         self.size = arena_size(intervals, buffers)
+        self.beside = arena_size(intervals, 1)
+        """What a shard needs while its neighbour is at work: its optimizer state comes or goes meanwhile."""
         self.kept, self.own = private_size(intervals)
         self._count_bytes()
         self._count_time()
@@ -179,7 +182,7 @@ class Model:
             forward_ms=self.forward_ms[firsts, end],
             write_ms=self.machine.write_ms(self.write_forward[modes, firsts, end]),
             read_ms=self.machine.read_ms(self.read_backward[modes, firsts, end]),
-            size=self.size[modes, firsts, end],
+            size=self.beside[modes, firsts, end],
         )
 
     def between_ms(self, before: Side, first: int, end: int, mode: int) -> Real:
@@ -234,8 +237,13 @@ class Model:
         for place in places:
             peak = max(peak, kept + self.own[place])
             kept += self.kept[place]
-        sizes = [self.size[place] for place in places]
-        window = max([max(sizes), *(self.together(one, other) for one, other in pairwise(sizes))])
+        beside = [self.beside[place] for place in places]
+        window = max(
+            [
+                *(self.size[place] for place in places),
+                *(self.together(one, other) for one, other in pairwise(beside)),
+            ]
+        )
         stored = 2 * (of.weights[0, of.blocks] + of.moments[0, of.blocks])
         spilled = sum(self.write_forward[place] for place in places)
         compute = [

@@ -190,7 +190,7 @@ def _check(intervals: Intervals, machine: Machine) -> None:
 
 def _windows(intervals: Intervals, buffers: Buffers) -> Real:
     """The window sizes to try, from the chain alone."""
-    size = arena_size(intervals, buffers)
+    size, beside = arena_size(intervals, buffers), arena_size(intervals, 1)
     n = intervals.blocks
     first, end = np.triu_indices(n + 1, 1)
     alone = size[:, first, end].ravel()
@@ -198,14 +198,14 @@ def _windows(intervals: Intervals, buffers: Buffers) -> Real:
         pool = np.unique(alone)
     elif n <= _EXACT_BLOCKS:
         pairs = [
-            (size[:, a, b][:, None] + size[:, b, c]).ravel()
+            (beside[:, a, b][:, None] + beside[:, b, c]).ravel()
             for a in range(n)
             for b in range(a + 1, n)
             for c in range(b + 1, n + 1)
         ]
-        pool = np.unique(np.concatenate([size[:, 0, n], *pairs]))
+        pool = np.unique(np.concatenate([alone, *pairs]))
     else:
-        pool = np.unique(np.concatenate([size[:, 0, n], 2 * alone]))
+        pool = np.unique(np.concatenate([alone, 2 * beside[:, first, end].ravel()]))
     if n <= _EXACT_BLOCKS or len(pool) <= _WINDOWS:
         return pool
     steps = np.geomspace(max(pool[0], 1.0), pool[-1], _WINDOWS)
