@@ -40,7 +40,7 @@ def run(bench: Bench) -> None:
         bench.skip("all", "memory cannot be limited here: there is no control group that can be written")
         return
     config: dict[str, Any] = {"width": 4096, "layers": bench.pick(quick=4, full=28), "context": 64}
-    config |= {"rate": 0.01, "steps": 3, "seed": bench.seed, "memory_bytes": LIMIT_BYTES, "export": False}
+    config |= {"rate": 1e-5, "steps": 3, "seed": bench.seed, "memory_bytes": LIMIT_BYTES, "export": False}
     count = parameters(config)
     room = 2 * 4 * count + (2 << 30)
     with tempfile.TemporaryDirectory(prefix="plait-bench-") as directory:

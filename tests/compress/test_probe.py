@@ -1,7 +1,10 @@
+import time
+
 import torch.distributed as dist
 
 from plait.compress.codec import Exact, Quantizer
 from plait.compress.communicator import current, ranks_of
+from plait.compress.probe import Probe
 from plait.compress.settings import Settings
 
 CODECS = (Quantizer(bits=4), Exact())
@@ -29,3 +32,20 @@ def test_all_workers_come_to_the_same_figures(ranks):
     assert 0 < pace.busy_s_per_byte < 1e-5
     assert set(speeds) == set(CODECS)
     assert all(0 < speed.pack_s_per_byte < 1e-5 for speed in speeds.values())
+
+
+def measured_beside_a_slow_worker():
+    if dist.get_rank() == 2:
+        arrived = Probe.arrived
+
+        def late(self, label, buffer):
+            time.sleep(0.02)
+            arrived(self, label, buffer)
+
+        Probe.arrived = late
+    return measured_twice()[0]
+
+
+def test_a_stream_that_is_there_before_all_answers_is_no_trouble(ranks):
+    first, *others = ranks(3, measured_beside_a_slow_worker)
+    assert all(other == first for other in others)

@@ -41,6 +41,8 @@ class Probe(Operation):
         self._trips_s: list[float] = []
         self._streamed = self._streaming = 0
         self._mark_s = self._mark_busy_s = 0.0
+        self._stream: tuple[float, float] | None = None
+        """How long what was timed of the stream took, and how busy this worker was meanwhile."""
         self._figures: list[list[float]] = []
 
     def start(self) -> None:
@@ -76,12 +78,16 @@ class Probe(Operation):
             self._trips_s.append(time.perf_counter() - self._pinged_s)
             if len(self._trips_s) < _PINGS:
                 self._ping()
+            elif self._stream is not None:  # a quick neighbour's stream is there before a slow one's answers
+                self._tell(*self._stream)
         elif phase == _STREAM:
             self._streamed += 1
             if self._streamed == _SKIPPED:
                 self._mark_s, self._mark_busy_s = time.perf_counter(), time.thread_time()
             elif self._streamed == _MESSAGES:
-                self._tell(time.perf_counter() - self._mark_s, time.thread_time() - self._mark_busy_s)
+                self._stream = time.perf_counter() - self._mark_s, time.thread_time() - self._mark_busy_s
+                if len(self._trips_s) == _PINGS:
+                    self._tell(*self._stream)
         else:
             self._figures.append(json.loads(text))
 

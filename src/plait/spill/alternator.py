@@ -69,6 +69,7 @@ class Alternator:
         policy: Policy,
         listener: Listener,
         commit_every: int | None = None,
+        prefetch: bool = True,
         timeline: Timeline | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -77,6 +78,7 @@ class Alternator:
         self._revive = revive
         self._listener = listener
         self._commit_every = commit_every
+        self._prefetch = prefetch
         self._timeline = timeline
         self._clock = clock
         self._sharing = Sharing(store)
@@ -161,9 +163,11 @@ class Alternator:
         """Give every device what it computes now and next."""
         for slot in sorted(self._slots, key=lambda slot: slot.running is not None):
             self._start(slot)
-            if slot.next is None and (task := self._outlook.choose(slot)) is not None:
+            ready = slot.next is None and (self._prefetch or slot.running is None)
+            if ready and (task := self._outlook.choose(slot)) is not None:
                 self._request(slot, task)
-        self._outlook.expect()
+        if self._prefetch:
+            self._outlook.expect()
 
     # A turn: segments are requested, granted, computed with, released.
 

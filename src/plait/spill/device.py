@@ -97,6 +97,8 @@ class Device:
         ours, theirs = socket.socketpair()
         package = str(Path(__file__).parents[2])
         environment = {
+            # Activations and gradients come and go by the hundred megabytes: in large pages that costs less.
+            "THP_MEM_ALLOC_ENABLE": "1",
             **os.environ,
             **_MALLOC,
             "OMP_NUM_THREADS": str(self._threads),

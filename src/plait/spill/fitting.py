@@ -23,6 +23,7 @@ def fit(
     policy: PolicyName = "sticky",
     resume: bool = False,
     commit_every: int | None = None,
+    prefetch: bool = True,
     export: bool = True,
     weights: Mapping[str, str | Path] | None = None,
     timeline: Timeline | None = None,
@@ -43,6 +44,7 @@ def fit(
             restarts.
         commit_every: Steps between commits of a job, to which it goes back after a crash; None commits about
             every 30 seconds, and at the end.
+        prefetch: Bring in what comes next while a device computes; False is there to see what that is worth.
         export: Write the trained weights of each job, as safetensors.
         weights: Files that jobs start from, by name of the job: safetensors, or a folder of them as Hugging
             Face saves it. Other jobs start from their seed.
@@ -60,6 +62,7 @@ def fit(
         policy=policy,
         resume=resume,
         commit_every=commit_every,
+        prefetch=prefetch,
         export=export,
         weights=weights or {},
         timeline=timeline,

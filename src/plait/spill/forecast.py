@@ -16,7 +16,8 @@ own.
 **Memory.** Of the arena, a *window* is set aside: with two buffers, any shard with weights, boundary values,
 gradients and optimizer state, and any two neighbours of which each is passed through or updated, not both at
 once (an update's state comes during the backward pass before it, and goes during the next one); with one
-buffer, the largest single unit. The rest, C bytes, keeps what is needed soonest, and so saves transfers. Access goes up and down the chain, so that is:
+buffer, the largest single unit. The rest, C bytes, keeps what is needed soonest, and so saves transfers.
+Access goes up and down the chain, so that is:
 
 - at the turn from forward to backward the weights and values of the last shards, as far as C reaches; at the
   turn to the next step the weights of the first shards;

@@ -265,6 +265,7 @@ class Fitting:
             policy=policy(settings.policy),
             listener=self,
             commit_every=settings.commit_every,
+            prefetch=settings.prefetch,
             timeline=self._timeline,
         )
         self._alternator.expects_more = True

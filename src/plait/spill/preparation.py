@@ -171,7 +171,7 @@ def divide(
             f"{format_bytes(own_bytes)} that {devices + 1} processes take by themselves, and training takes "
             f"at least {largest}",
             setting="memory",
-            works=f"{format_bytes(_rounded(own_bytes + need))}, or fewer devices",
+            works=f"{_rounded(own_bytes + need) >> 20}MiB, or fewer devices",
         )
     best: tuple[float, Planner] | None = None
     own_most = max(own_least, (left - arena_least) // devices)
@@ -197,5 +197,5 @@ def divide(
 
 
 def _rounded(count_bytes: int) -> int:
-    """Up to whole MiB, as people would give it."""
-    return -(-count_bytes // (1 << 20)) << 20
+    """Up to whole MiB, and a few more: processes grow a little while they wait."""
+    return (-(-count_bytes // (1 << 20)) + 4) << 20

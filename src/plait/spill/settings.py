@@ -29,6 +29,8 @@ class Settings:
     """Go on with what the directory holds; jobs that it does not hold begin."""
     commit_every: int | None = None
     """Steps between commits of a job; None commits about every 30 seconds, and at the end."""
+    prefetch: bool = True
+    """Bring in what the next unit needs while one computes; without, transfers and computing take turns."""
     export: bool = True
     """Write the trained weights of jobs that finish."""
     weights: Mapping[str, str | Path] = field(default_factory=dict)
