@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from plait.bench import Bench
+from plait.errors import LabError
 from plait.lab.limited import run_limited
 from plait.lab.memory import can_limit
 from plait.worker import free_port
@@ -61,14 +62,18 @@ def run(bench: Bench) -> None:
         config |= {"directory": directory, "memory_bytes": memory, "policy": "sticky", "devices": 2}
         ours = worker("spilled", config, memory=memory)
         ceiling = beside("plain", config)
-        lrtf = worker("spilled", {**config, "policy": "lrtf"}, memory=memory)
+        spilled = {"ours": ours}
+        try:
+            spilled["Sharded-LRTF"] = worker("spilled", {**config, "policy": "lrtf"}, memory=memory)
+        except LabError as error:  # it keeps graphs of more jobs on a device than a plan foresees
+            bench.skip("Sharded-LRTF, spilled", error.what)
         alone = worker("spilled", {**config, "devices": 1}, memory=memory)
         peers = {
             "GPipe over both cores, in memory": piped(config)["seconds"],
             "memory maps, a process a core": beside("mapped", config, memory=memory)["seconds"],
             "one model after another, spilled": alone["seconds"],
         }
-    for found in (ours, lrtf, alone):
+    for found in (*spilled.values(), alone):
         if found["losses"] != ceiling["losses"]:
             raise RuntimeError("losses differ from those in memory")
     tokens = JOBS * config["steps"] * config["rows"] * config["context"]
@@ -99,8 +104,9 @@ def run(bench: Bench) -> None:
     )
     for name, seconds in peers.items():
         bench.case(name, tokens / seconds, **speed)
-    bench.case("Sharded-LRTF, spilled", tokens / lrtf["seconds"], **speed)
-    for name, found in (("ours", ours), ("Sharded-LRTF", lrtf)):
+    for name, found in spilled.items():
+        if name != "ours":
+            bench.case(f"{name}, spilled", tokens / found["seconds"], **speed)
         bench.case(f"moved, {name}", found["moved_bytes"] / 1e9, unit="GB", better="lower")
         bench.case(f"devices idle, {name}", 100 * found["idle"], unit="% of the time", better="lower")
     bench.case(
