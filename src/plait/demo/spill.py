@@ -15,7 +15,8 @@ if TYPE_CHECKING:
 
 JOBS = 4
 STEPS = 2
-MEMORY = "1GiB"
+MEMORY = "1.5GiB"
+"""Of all processes, the demo's own with what the acts before have left in it included."""
 WIDTH, LAYERS = 384, 6
 
 
