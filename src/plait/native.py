@@ -15,6 +15,7 @@ import ctypes
 import functools
 import importlib
 import os
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -47,6 +48,12 @@ def missing() -> str | None:
         return "PLAIT_NATIVE=0 turns the compiled kernels off"
     module, reason = _load()
     return None if module is not None else f"the compiled kernels were not built ({reason})"
+
+
+def folder() -> Path | None:
+    """Where the compiled libraries are, if they are in use."""
+    module = _module()
+    return None if module is None or module.__file__ is None else Path(module.__file__).parent
 
 
 def isas() -> tuple[str, ...]:

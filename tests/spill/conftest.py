@@ -152,6 +152,7 @@ def _sketch(blocks, *, tied=(), clips=False, micro_batches=(1,), value_pages=1):
                 saved_bytes=block.get("saved", 2) * PAGE,
                 thrift_bytes=block.get("saved", 2) * PAGE // 2,
                 transient_bytes=block.get("transient", 1) * PAGE,
+                thrift_transient_bytes=block.get("thrift_transient", 1 + block.get("transient", 1)) * PAGE,
             )
             for block in blocks
         ),

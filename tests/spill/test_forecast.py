@@ -15,7 +15,7 @@ def shards(*edges, activations="keep"):
     return [Shard(first=first, end=end, activations=activations) for first, end in pairwise(edges)]
 
 
-def model(sketch, blocks, *, arena, window, buffers=2, pages_per_ms=1.0, **options):
+def model(sketch, blocks, *, arena, window, pages_per_ms=1.0, **options):
     machine = Machine(
         arena_bytes=arena * PAGE,
         private_bytes=1 << 30,
@@ -24,7 +24,7 @@ def model(sketch, blocks, *, arena, window, buffers=2, pages_per_ms=1.0, **optio
         unit_ms=0.0,
     )
     intervals = Intervals.of(*sketch(blocks, **options))
-    return Model(intervals, machine, buffers=buffers, window_bytes=window * PAGE)
+    return Model(intervals, machine, window_bytes=window * PAGE)
 
 
 BLOCKS = [{"weights": 4, "forward": 3}] * 3
@@ -46,10 +46,24 @@ def test_columns_of_a_step(sketch):
     assert of.arena_peak_bytes == (6 + 8) * PAGE  # the middle one has two values and their gradients
 
 
-def test_one_buffer_adds_what_two_overlap(sketch):
-    of = model(sketch, BLOCKS, arena=24, window=24, buffers=1).forecast(shards(0, 1, 2, 3), 1)
-    assert of.step_ms == of.compute_ms + of.read_ms + of.write_ms
+def test_what_has_no_room_beside_its_neighbour_waits(sketch):
+    # 8 pages hold the largest shard and no two. What B0 leaves to be written, 4, has the next forward pass.
+    of = model(sketch, BLOCKS, arena=8, window=8).forecast(shards(0, 1, 2, 3), 1)
+    assert of.step_ms == of.compute_ms + of.read_ms + of.write_ms - 4
     assert of.arena_peak_bytes == 8 * PAGE
+    # 14 hold the middle one with either of the others.
+    assert model(sketch, BLOCKS, arena=13, window=13).forecast(shards(0, 1, 2, 3), 1).step_ms == of.step_ms
+    assert model(sketch, BLOCKS, arena=14, window=14).forecast(shards(0, 1, 2, 3), 1).step_ms == 30.5
+
+
+def test_one_large_shard_does_not_keep_the_others_from_overlapping(sketch):
+    blocks = [{"weights": 4, "forward": 3}] * 4 + [{"weights": 20, "forward": 3}]
+    cut = shards(0, 1, 2, 3, 4, 5)
+    roomy = model(sketch, blocks, arena=34, window=34).forecast(cut, 1)
+    tight = model(sketch, blocks, arena=24, window=24).forecast(cut, 1)
+    # F3, which the last shard follows, and that shard's turn wait; no other column does.
+    assert tight.read_bytes == roomy.read_bytes
+    assert tight.step_ms - roomy.step_ms == (3 + 20 + 1) - 20 + (9.5 + 5 + 20) - 20
 
 
 def test_a_slow_disk_is_the_bottleneck(sketch):

@@ -71,7 +71,7 @@ def test_nothing_goes_back_beyond_the_first_block_that_is_trained(sketch):
 def test_no_unit_asks_for_more_than_its_shard_was_given(sketch, mode, clips):
     blocks = [{"weights": 3, "moments": 2}, {"weights": 2, "moments": 1}, {"trained": False}, {"moments": 2}]
     description, costs = sketch(blocks, tied=(3,), clips=clips, micro_batches=(1, 1))
-    size = arena_size(Intervals.of(description, costs), 1)
+    size, _ = arena_size(Intervals.of(description, costs))
     for count in range(4):
         for at in itertools.combinations((1, 2, 3), count):
             edges = list(itertools.pairwise([0, *at, 4]))

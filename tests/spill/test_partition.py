@@ -42,17 +42,20 @@ def cuts_of(count, modes=MODES):
 
 
 def brute_force(intervals, on, modes=MODES):
-    """The fastest of all cuts, each with the window that it needs and no more."""
+    """The fastest of all cuts, each with every window at which something comes to fit."""
     best, models = float("inf"), {}
-    for buffers in (1, 2):
-        rough = Model(intervals, on, buffers=buffers, window_bytes=0)
-        for shards in cuts_of(intervals.blocks, modes):
-            need = rough.forecast(shards, 1)
-            window = need.arena_peak_bytes
-            if window <= on.share_bytes and need.private_peak_bytes <= on.private_bytes:
-                if (buffers, window) not in models:
-                    models[buffers, window] = Model(intervals, on, buffers=buffers, window_bytes=window)
-                best = min(best, models[buffers, window].forecast(shards, 1).step_ms)
+    rough = Model(intervals, on, window_bytes=0)
+    for shards in cuts_of(intervals.blocks, modes):
+        need = rough.forecast(shards, 1)
+        places = [(MODES.index(shard.activations), shard.first, shard.end) for shard in shards]
+        sizes = [int(rough.size[place]) for place in places]
+        windows = {max(sizes), *(int(rough.roomy[p]) for p in places), *map(sum, itertools.pairwise(sizes))}
+        for window in windows:
+            fits = max(sizes) <= window <= on.share_bytes
+            if fits and need.private_peak_bytes <= on.private_bytes:
+                if window not in models:
+                    models[window] = Model(intervals, on, window_bytes=window)
+                best = min(best, models[window].forecast(shards, 1).step_ms)
     return best
 
 

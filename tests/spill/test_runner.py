@@ -80,6 +80,9 @@ def test_costs(measured):
     )
     assert all(block.thrift_bytes <= block.saved_bytes - 2 * width for block in inner)
     assert all(block.transient_bytes > 0 for block in inner)
+    assert all(block.thrift_transient_bytes > block.transient_bytes for block in inner), (
+        "what is made again in the backward pass takes room there"
+    )
 
 
 @pytest.mark.parametrize("mode", ["keep", "thrift", "spill"])

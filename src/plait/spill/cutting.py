@@ -1,7 +1,7 @@
 """The fastest cut of a chain within one window, by dynamic programming over its cuts.
 
 A state is (the last shard [a, b), its activations, bytes of activations kept so far). Another shard [b, c)
-may follow where the two fit into the window and a device's own memory holds what is kept; it adds two columns
+may follow where it fits into the window and a device's own memory holds what is kept; it adds two columns
 of the drawing in :mod:`plait.spill.forecast`. Every state keeps its fastest way, so the best at the end is
 the best of all: what follows depends on a state, not on how it was reached.
 
@@ -104,7 +104,7 @@ def fastest(model: Model, budget: Budget, cuts: range, limit_ms: float) -> Found
     places = [*cuts[1:], n] if cuts[-1] < n else [*cuts[1:]]
     best = _undivided(model, budget, limit_ms)
     rows: list[list[_Row]] = [[] for _ in range(n + 1)]
-    for end in places if model.buffers == 1 else places[:-1]:
+    for end in places:
         for mode in budget.modes if end < n else (_KEEP,):
             if model.size[mode, 0, end] <= model.window_bytes and budget.room[mode, 0, end] >= 0:
                 ms = np.full(budget.quanta + 1, np.inf)
@@ -127,7 +127,7 @@ def fastest(model: Model, budget: Budget, cuts: range, limit_ms: float) -> Found
 def _undivided(model: Model, budget: Budget, limit_ms: float) -> Found | None:
     """One shard with all it needs in memory: nothing moves."""
     place = (_KEEP, 0, model.blocks)
-    if model.buffers == 1 or model.size[place] > model.window_bytes or budget.room[place] < 0:
+    if model.roomy[place] > model.window_bytes or budget.room[place] < 0:
         return None
     ms = model.whole_ms()
     return Found(ms, (Shard(first=0, end=model.blocks),)) if ms < limit_ms else None
@@ -148,10 +148,8 @@ def _extend(
             top = budget.room[mode, first, end]
             if top < 0 or model.size[mode, first, end] > model.window_bytes:
                 continue
-            size = model.beside[mode, first, end]
-            fits = model.together(side.size, size) <= model.window_bytes
             added = model.between_ms(side, first, end, mode) + model.shard_ms[first, end]
-            candidates = states.ms + np.where(fits, added, np.inf)[:, None]
+            candidates = states.ms + added[:, None]
             came = candidates.argmin(axis=0)
             kept = budget.kept[mode, first, end]
             count = max(0, min(top, budget.quanta - kept) + 1)

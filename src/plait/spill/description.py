@@ -160,6 +160,8 @@ class BlockCost:
     """The same, without what is cheap to make again."""
     transient_bytes: int
     """The most that a pass needs for a moment, beyond gradients and what is saved."""
+    thrift_transient_bytes: int
+    """The same where what is cheap is made again: it is there for a moment then."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -34,6 +34,7 @@ from typing import Any
 
 from plait.errors import WorkerError
 from plait.job import Job
+from plait.spill import slab
 
 RUNNER = "plait.spill.runner:Runner"
 """What a device does its work with: made with an empty memory, later given the arena by ``map``."""
@@ -101,6 +102,7 @@ class Device:
             "THP_MEM_ALLOC_ENABLE": "1",
             **os.environ,
             **_MALLOC,
+            **slab.environment(),
             "OMP_NUM_THREADS": str(self._threads),
             "TORCH_CPP_LOG_LEVEL": "ERROR",  # its profiler warns of memory from before a measurement
             "PYTHONPATH": os.pathsep.join(filter(None, [package, os.environ.get("PYTHONPATH")])),
@@ -257,6 +259,7 @@ def main() -> None:
     connection, parent = Connection(int(sys.argv[1])), int(sys.argv[2])
     _end_with(parent)
     settings = connection.recv()
+    slab.settle()
     sys.argv = [""]
     sys.path[:] = settings["path"]
     if settings["cores"]:  # before torch is imported, which looks at them

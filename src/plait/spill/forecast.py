@@ -9,15 +9,15 @@
 **Time.** Each column takes as long as the busiest of its three rows, so a step takes at least all its
 computing, and at least all its reading; where the next shard's bytes take longer than the present one's
 computing, the device stalls. Writing is charged to the shard that caused it; what the last column leaves to
-be written has the whole next forward pass for it. With one buffer instead of two nothing overlaps, and a
-column takes the sum. Where gradients are clipped by their global norm, all updates follow as a pass of their
-own.
+be written has the whole next forward pass for it. Where gradients are clipped by their global norm, all
+updates follow as a pass of their own.
 
-**Memory.** Of the arena, a *window* is set aside: with two buffers, any shard with weights, boundary values,
-gradients and optimizer state, and any two neighbours of which each is passed through or updated, not both at
-once (an update's state comes during the backward pass before it, and goes during the next one); with one
-buffer, the largest single unit. The rest, C bytes, keeps what is needed soonest, and so saves transfers.
-Access goes up and down the chain, so that is:
+**Memory.** Of the arena, a *window* is set aside, in which any unit of any shard fits. A column's rows
+overlap where the window also has room for the two neighbours of which one is at work while the other comes
+or goes, each of them passed through or updated, not both at once; and, as an update's state comes during the
+backward pass before it, for the shard's weights, boundary values, gradients and optimizer state together.
+Where it has not, each waits for the other: the column takes the sum. The rest of the arena, C bytes, keeps
+what is needed soonest, and so saves transfers. Access goes up and down the chain, so that is:
 
 - at the turn from forward to backward the weights and values of the last shards, as far as C reaches; at the
   turn to the next step the weights of the first shards;
@@ -37,7 +37,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Literal, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -48,7 +48,7 @@ from plait.spill.plan import MODES, Forecast, Shard
 
 Real = NDArray[np.float64]
 Whole = NDArray[np.intp]
-Buffers = Literal[1, 2]
+_KEEP = MODES.index("keep")
 _Bytes = TypeVar("_Bytes", float, Real)
 
 
@@ -105,15 +105,10 @@ class Model:
     ``window_bytes`` of the machine's arena are set aside for the shards at work.
     """
 
-    def __init__(
-        self, intervals: Intervals, machine: Machine, *, buffers: Buffers, window_bytes: float
-    ) -> None:
-        self.intervals, self.machine = intervals, machine
-        self.buffers, self.window_bytes = buffers, window_bytes
+    def __init__(self, intervals: Intervals, machine: Machine, *, window_bytes: float) -> None:
+        self.intervals, self.machine, self.window_bytes = intervals, machine, window_bytes
         self.blocks = intervals.blocks
-        self.size = arena_size(intervals, buffers)
-        self.beside = arena_size(intervals, 1)
-        """What a shard needs while its neighbour is at work: its optimizer state comes or goes meanwhile."""
+        self.size, self.roomy = arena_size(intervals)
         self.kept, self.own = private_size(intervals)
         self._count_bytes()
         self._count_time()
@@ -166,15 +161,18 @@ class Model:
             self.backward_ms = self.backward_ms + self.update_ms
             self.update_ms = np.zeros((n + 1, n + 1))
         self.shard_ms = self._column(
-            self.update_ms, machine.read_ms(self.read_update), machine.write_ms(self.write_update)
+            self.update_ms,
+            machine.read_ms(self.read_update),
+            machine.write_ms(self.write_update),
+            self.roomy[_KEEP] <= self.window_bytes,
         )
         """By [first, end], what a shard takes whatever stands beside it: its update, where that is apart."""
-        written = machine.write_ms(self.write_backward[0])
-        if self.buffers == 2:
-            written = np.maximum(written - of.forward_ms[0, n], 0)
+        written = np.maximum(machine.write_ms(self.write_backward[0]) - of.forward_ms[0, n], 0)
         read = np.zeros(n + 1)
         read[n] = machine.read_ms(self.read_forward[0, n])
-        self.first_ms = self._column(self.backward_ms[:, 0], read, written)
+        self.first_ms = self._column(
+            self.backward_ms[:, 0], read, written, self.roomy[:, 0] <= self.window_bytes
+        )
         """By [mode, end], the last column of a step: backward of shard 0."""
 
     def side(self, modes: Whole, firsts: Whole, end: int) -> Side:
@@ -183,36 +181,34 @@ class Model:
             forward_ms=self.forward_ms[firsts, end],
             write_ms=self.machine.write_ms(self.write_forward[modes, firsts, end]),
             read_ms=self.machine.read_ms(self.read_backward[modes, firsts, end]),
-            size=self.beside[modes, firsts, end],
+            size=self.size[modes, firsts, end],
         )
 
     def between_ms(self, before: Side, first: int, end: int, mode: int) -> Real:
         """Two columns where a shard follows others: their forward, and its own backward."""
         reading = self.machine.read_ms(self.read_forward[first, end])
         writing = self.machine.write_ms(self.write_backward[first, end])
-        up_ms = self._column(before.forward_ms, reading, before.write_ms)
-        return up_ms + self._column(self.backward_ms[mode, first, end], before.read_ms, writing)
+        both = before.size + self.size[mode, first, end] <= self.window_bytes
+        up_ms = self._column(before.forward_ms, reading, before.write_ms, both)
+        both = both & (self.roomy[mode, first, end] <= self.window_bytes)
+        return up_ms + self._column(self.backward_ms[mode, first, end], before.read_ms, writing, both)
 
     def whole_ms(self) -> float:
         """One shard with all it needs in memory: nothing moves."""
         place = (0, self.blocks)
         return float(self.backward_ms[0, *place] + self.update_ms[place])
 
-    def together(self, one: Real, other: Real) -> Real:
-        """The arena that two neighbours need."""
-        return one + other if self.buffers == 2 else np.maximum(one, other)
-
-    def _column(self, compute_ms: Real, read_ms: Real, write_ms: Real) -> Real:
+    @staticmethod
+    def _column(compute_ms: Real, read_ms: Real, write_ms: Real, overlaps: NDArray[np.bool_]) -> Real:
         """How long a column takes."""
-        if self.buffers == 1:
-            return compute_ms + read_ms + write_ms
-        return np.maximum(np.maximum(compute_ms, read_ms), write_ms)
+        busiest = np.maximum(np.maximum(compute_ms, read_ms), write_ms)
+        return np.where(overlaps, busiest, compute_ms + read_ms + write_ms)
 
     def forecast(self, shards: Sequence[Shard], steps: int) -> Forecast:
         """The forecast of a cut, column by column."""
         places = [(MODES.index(shard.activations), shard.first, shard.end) for shard in shards]
         mode, first, end = places[0]
-        if len(places) == 1 and self.buffers == 2:
+        if len(places) == 1 and self.roomy[places[0]] <= self.window_bytes:
             return self._forecast(places, 0, 0, self.whole_ms(), steps)
         step_ms = self.first_ms[mode, end] + self.shard_ms[first, end]
         for (before, begin, _), (mode, first, end) in pairwise(places):
@@ -238,13 +234,9 @@ class Model:
         for place in places:
             peak = max(peak, kept + self.own[place])
             kept += self.kept[place]
-        beside = [self.beside[place] for place in places]
-        window = max(
-            [
-                *(self.size[place] for place in places),
-                *(self.together(one, other) for one, other in pairwise(beside)),
-            ]
-        )
+        alone = [float(self.size[place]) for place in places]
+        more = [*(float(self.roomy[place]) for place in places), *map(sum, pairwise(alone))]
+        window = max([*alone, *(size for size in more if size <= self.window_bytes)])
         stored = 2 * (of.weights[0, of.blocks] + of.moments[0, of.blocks])
         spilled = sum(self.write_forward[place] for place in places)
         compute = [
@@ -272,22 +264,29 @@ def by_mode(
     return np.stack(np.broadcast_arrays(keep, thrift, spill, recompute))
 
 
-def arena_size(intervals: Intervals, buffers: Buffers) -> Real:
-    """Bytes of the arena that a shard needs, by mode."""
+def arena_size(intervals: Intervals) -> tuple[Real, Real]:
+    """Bytes of the arena that a shard needs for a unit, and with its next unit's at hand, by mode."""
     of = intervals
     passing = of.weights + of.boundary + by_mode(spill=of.spilled, recompute=of.before)
-    updating = of.changed + of.moments
-    if of.clips:
-        size = np.maximum(passing, updating) + of.gradients
-    else:
-        size = passing + of.moments if buffers == 2 else np.maximum(passing, updating)
-    return np.maximum(size, of.created)
+    size = np.maximum(passing, of.changed + of.moments)
+    roomy = passing + of.moments
+    if of.clips:  # an update is no neighbour of the backward pass then
+        size = roomy = size + of.gradients
+    return np.maximum(size, of.created), np.maximum(roomy, of.created)
 
 
 def private_size(intervals: Intervals) -> tuple[Real, Real]:
     """Bytes of a device's own memory, by mode: kept from forward to backward, and needed while at work."""
     of = intervals
     kept = by_mode(keep=of.saved, thrift=of.thrift)
-    own = kept + of.transient + of.gradients + by_mode(recompute=of.saved_once)
-    own[:, :, of.blocks] = (of.transient + of.gradients + of.saved_once)[:, of.blocks]
+    passing = by_mode(
+        keep=of.transient,
+        thrift=of.thrift_transient,
+        spill=of.thrift_transient,
+        recompute=of.transient + of.saved_once,
+    )
+    own = kept + passing + of.gradients
+    own[:, :, of.blocks] = (np.maximum(of.transient, of.thrift_transient) + of.gradients + of.saved_once)[
+        :, of.blocks
+    ]
     return kept, own

@@ -273,9 +273,12 @@ class Fitting:
             target=self._run, args=(self._alternator,), name="plait-alternator", daemon=True
         ).start()
 
-    def _map(self, device: Device) -> Future[Any]:
+    def _map(self, device: Device) -> None:
+        """Give a device the memory that it computes in: the arena, and what it has of its own."""
         assert self._store is not None, "there is an arena to map"
-        return device.map(self._store.arena_fd, self._store.arena_bytes)
+        assert self._planner is not None, "and a budget"
+        device.map(self._store.arena_fd, self._store.arena_bytes)
+        device.call("keep_freed", self._planner.budget.private_bytes)
 
     def _revive(self, device: Device) -> None:
         """Start a device that has died."""

@@ -59,6 +59,8 @@ class Intervals(NamedTuple):
     """Of parameters."""
     transient: Real
     """What a pass needs for a moment."""
+    thrift_transient: Real
+    """The same, where what is cheap is computed again."""
     forward_ms: Real
     backward_ms: Real
     thrift_ms: Real
@@ -117,6 +119,7 @@ class _Tables:
             saved_bytes=0,
             thrift_bytes=0,
             transient_bytes=0,
+            thrift_transient_bytes=0,
         )
         back_blocks[: self.trained] = [nothing] * self.trained
         saved = self._sum(b.saved_bytes for b in back_blocks) + inner
@@ -124,6 +127,8 @@ class _Tables:
         kept = returns & ~last
         # The outputs, their gradients and what the loss saves are there for one micro-batch at a time.
         turning = np.where(last, float(self.costs.output_bytes), 0.0)
+        # Values are made in a device's own memory, one micro-batch at a time, before they go to segments.
+        beside = turning + np.maximum(outputs, back) / self.count
         return Intervals(
             blocks=self.n,
             clips=self.description.clips,
@@ -143,10 +148,8 @@ class _Tables:
             spilled=self.count * _pages(thrift + _SAVED_SLACK_BYTES) * kept,
             saved_once=saved,
             gradients=gradients,
-            # Values are made in a device's own memory, one micro-batch at a time, before they go to segments.
-            transient=self._largest(b.transient_bytes for b in blocks)
-            + turning
-            + np.maximum(outputs, back) / self.count,
+            transient=self._largest(b.transient_bytes for b in blocks) + beside,
+            thrift_transient=self._largest(b.thrift_transient_bytes for b in blocks) + beside,
             forward_ms=self.share * self._sum(b.forward_ms for b in blocks),
             backward_ms=self.share * self._sum(b.backward_ms for b in back_blocks),
             thrift_ms=self.share * self._sum(b.thrift_ms for b in back_blocks),

@@ -145,6 +145,7 @@ class _Bench:
             saved_bytes=kept[0].saved_bytes,
             thrift_bytes=thrifty[0].saved_bytes,
             transient_bytes=self._transient(casts, outputs),
+            thrift_transient_bytes=self._transient(CHEAP, outputs),
         )
         written = tuple(w.detach().clone().requires_grad_(w.requires_grad) for w in kept[0].written)
         return _Sample(cost, written)

@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 from plait.errors import UsageError
 from plait.spill.cutting import Found, budget_of, fastest, unlimited
 from plait.spill.description import Costs, Description, saved_bytes
-from plait.spill.forecast import Buffers, Machine, Model, arena_size, private_size
+from plait.spill.forecast import Machine, Model, arena_size, private_size
 from plait.spill.intervals import Intervals
 from plait.spill.plan import MODES, Shard, SpillPlan
 from plait.units import format_bytes
@@ -110,14 +110,13 @@ def best_cut(intervals: Intervals, machine: Machine, *, steps: int = 1) -> Spill
         if found is not None:
             best = found, model
     if best is None:  # what fits barely fits in one way, which no grid may miss
-        _, model = max(models, key=lambda entry: (-entry[1].buffers, entry[1].window_bytes))
+        _, model = max(models, key=lambda entry: entry[1].window_bytes)
         found = fastest(model, budget_of(model), range(model.blocks + 1), np.inf)
         assert found is not None, "what fits is found"
         best = found, model
     (_, shards), model = best
     return SpillPlan(
         shards=shards,
-        buffers=model.buffers,
         arena_bytes=machine.share_bytes,
         private_bytes=machine.private_bytes,
         window_bytes=int(model.window_bytes),
@@ -127,12 +126,12 @@ def best_cut(intervals: Intervals, machine: Machine, *, steps: int = 1) -> Spill
 
 def smallest(intervals: Intervals, *, devices: int = 1, private_bytes: int | None = None) -> Smallest:
     """The least memory that works; given a device's own memory, the least arena beside that."""
-    size = arena_size(intervals, 1)
+    size, _ = arena_size(intervals)
     _, own = private_size(intervals)
-    # Of the modes, spilling needs least of a device; computing again needs more of that, and less of the
-    # arena; keeping needs still more of the device.
-    one = max(_most_even(own[_SPILL]), key=lambda place: float(own[_SPILL][place]))
-    private = max(math.ceil(own[_SPILL][one]), 0 if private_bytes is None else private_bytes)
+    # Spilling and computing again keep nothing on a device; computing again needs less of the arena.
+    working = np.minimum(own[_SPILL], own[_RECOMPUTE])
+    one = max(_most_even(working), key=lambda place: float(working[place]))
+    private = max(math.ceil(working[one]), 0 if private_bytes is None else private_bytes)
     mode = np.where(own[_RECOMPUTE] <= private, _RECOMPUTE, _SPILL)
     fits = np.take_along_axis(own, mode[None], 0)[0] <= private
     needs = np.where(fits, np.take_along_axis(size, mode[None], 0)[0], np.inf)
@@ -145,7 +144,7 @@ def smallest(intervals: Intervals, *, devices: int = 1, private_bytes: int | Non
             **{f"{what} of {_span(widest)}": size for what, size in intervals.shard_bytes(*widest).items()},
             f"spilled activations of {_span(widest)}": spilled,
             f"gradients of {_span(one)} on the device": int(intervals.gradients[one]),
-            f"what {_span(one)} needs for a moment there": int(intervals.transient[one]),
+            f"what {_span(one)} needs for a moment there": int(working[one] - intervals.gradients[one]),
         },
     )
 
@@ -188,24 +187,23 @@ def _check(intervals: Intervals, machine: Machine) -> None:
 # --- windows ------------------------------------------------------------------------------------------
 
 
-def _windows(intervals: Intervals, buffers: Buffers) -> Real:
-    """The window sizes to try, from the chain alone."""
-    size, beside = arena_size(intervals, buffers), arena_size(intervals, 1)
+def _windows(intervals: Intervals, least_bytes: int, most_bytes: int) -> Real:
+    """The window sizes to try: those at which something comes to fit."""
+    size, roomy = arena_size(intervals)
     n = intervals.blocks
     first, end = np.triu_indices(n + 1, 1)
-    alone = size[:, first, end].ravel()
-    if buffers == 1:
-        pool = np.unique(alone)
-    elif n <= _EXACT_BLOCKS:
+    alone = [size[:, first, end].ravel(), roomy[:, first, end].ravel()]
+    if n <= _EXACT_BLOCKS:
         pairs = [
-            (beside[:, a, b][:, None] + beside[:, b, c]).ravel()
+            (size[:, a, b][:, None] + size[:, b, c]).ravel()
             for a in range(n)
             for b in range(a + 1, n)
             for c in range(b + 1, n + 1)
         ]
-        pool = np.unique(np.concatenate([alone, *pairs]))
     else:
-        pool = np.unique(np.concatenate([alone, 2 * beside[:, first, end].ravel()]))
+        pairs = [2 * alone[0]]
+    pool = np.unique(np.concatenate([[float(least_bytes)], *alone, *pairs]))
+    pool = pool[(pool >= least_bytes) & (pool <= most_bytes)]
     if n <= _EXACT_BLOCKS or len(pool) <= _WINDOWS:
         return pool
     steps = np.geomspace(max(pool[0], 1.0), pool[-1], _WINDOWS)
@@ -215,12 +213,9 @@ def _windows(intervals: Intervals, buffers: Buffers) -> Real:
 def _models(intervals: Intervals, machine: Machine) -> Iterator[tuple[float, Model]]:
     """Every way to divide the arena, with what no cut can beat there."""
     least = smallest(intervals, private_bytes=machine.private_bytes).arena_bytes
-    kinds: tuple[Buffers, ...] = (2, 1)
-    for buffers in kinds:
-        for window_bytes in np.union1d(_windows(intervals, buffers), [least]):
-            if window_bytes <= machine.share_bytes:
-                model = Model(intervals, machine, buffers=buffers, window_bytes=window_bytes)
-                yield _least_ms(model), model
+    for window_bytes in _windows(intervals, least, machine.share_bytes):
+        model = Model(intervals, machine, window_bytes=float(window_bytes))
+        yield _least_ms(model), model
 
 
 def _least_ms(model: Model) -> float:
@@ -232,15 +227,13 @@ def _least_ms(model: Model) -> float:
     of, n, machine = model.intervals, model.blocks, model.machine
     back_ms = float(of.backward_ms[0, n] + of.update_ms[0, n])
     compute_ms = float(of.forward_ms[0, n]) + of.loss_ms + back_ms + 2 * machine.unit_ms
-    if model.buffers == 2 and model.size[_KEEP, 0, n] <= model.window_bytes:
+    if model.roomy[_KEEP, 0, n] <= model.window_bytes:
         return compute_ms
     window, spare = model.window_bytes, machine.share_bytes - model.window_bytes
     weights, moments = float(of.weights[0, n]), float(of.moments[0, n])
     weights_read = max(0.0, weights - max(spare, window))
     moments_read = max(0.0, moments - max(0.0, spare - weights))
     read_ms = machine.read_ms(2 * weights_read + moments_read)
-    if model.buffers == 1:
-        return compute_ms + read_ms
     if of.clips:
         return max(compute_ms, read_ms)
     written = moments_read + (float(of.changed[0, n]) if weights > spare else 0.0) - window

@@ -106,8 +106,6 @@ class SpillPlan:
     __pydantic_config__ = {"extra": "forbid"}  # noqa: RUF012
 
     shards: tuple[Shard, ...]
-    buffers: Literal[1, 2] = 2
-    """2: the next shard comes in, and the last one goes out, while one is at work. 1: it waits for them."""
     arena_bytes: int
     """Of the store's memory, what this job can count on."""
     private_bytes: int

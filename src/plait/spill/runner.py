@@ -11,7 +11,7 @@ from plait.data import Batches
 from plait.determinism import reproducible
 from plait.errors import UsageError
 from plait.job import Job
-from plait.spill import creation
+from plait.spill import creation, slab
 from plait.spill.adopted import Adopted
 from plait.spill.describe import Traced, describe, signature, trace
 from plait.spill.description import Costs, Description
@@ -35,6 +35,10 @@ class Runner:
     def map(self, memory: memoryview) -> None:
         """Find segments in other memory from now on."""
         self._views = Views(memory)
+
+    def keep_freed(self, nbytes: int) -> None:
+        """Compute in so much memory of the device's own: what is free of it stays at hand."""
+        slab.limit(nbytes)
 
     # --- before a run -------------------------------------------------------------------------------------
 
