@@ -115,13 +115,6 @@ def test_no_more_is_kept_than_was_foretold(measured, runner, mode, shifting, mon
                 assert nbytes <= inputs + (0 if mode == "spill" else bound)
 
 
-def test_private_memory_is_counted(runner):
-    before = runner.private_bytes()
-    held = torch.ones(1 << 24)
-    assert runner.private_bytes() >= before + (1 << 25)
-    del held
-
-
 def test_a_job_that_is_forgotten_is_not_known(runner, shifting):
     description = runner.describe(JOB)
     plan = type("Cut", (), {"shards": [Shard(first=0, end=len(description.blocks))]})()

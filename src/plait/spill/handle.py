@@ -72,6 +72,8 @@ class Fitting:
         """Those that were started."""
         self._prepared: Preparation | None = None
         self._planner: Planner | None = None
+        self._device_bytes = 0
+        """What the process of a device may hold of its own."""
         self._store: Store | None = None
         self._alternator: Alternator | None = None
         self._names: list[str] = []
@@ -242,7 +244,8 @@ class Fitting:
         """Divide the memory, open the store, and start the loop."""
         settings = self.settings
         # Each device will come to hold what the busiest of them does now: torch, and the models as chains.
-        own = private_bytes() + settings.devices * max(private_bytes(device.pid) for device in self.devices)
+        idle = max(private_bytes(device.pid) for device in self.devices)
+        own = private_bytes() + settings.devices * idle
         planner = self._planner = divide(
             known,
             [SpillPlan.from_json(note["plan"]) for one in known if (note := self._record.note(one.job.name))],
@@ -255,6 +258,7 @@ class Fitting:
         opened = Store.open if settings.resume else Store.create
         self._store = opened(settings.state, memory_bytes=planner.budget.arena_bytes, timeline=self._timeline)
         self._results.store = self._store
+        self._device_bytes = idle + planner.budget.private_bytes
         for device in self.devices:
             self._map(device)
         self._alternator = Alternator(
@@ -276,9 +280,8 @@ class Fitting:
     def _map(self, device: Device) -> None:
         """Give a device the memory that it computes in: the arena, and what it has of its own."""
         assert self._store is not None, "there is an arena to map"
-        assert self._planner is not None, "and a budget"
         device.map(self._store.arena_fd, self._store.arena_bytes)
-        device.call("keep_freed", self._planner.budget.private_bytes)
+        device.call("keep_freed", self._device_bytes)
 
     def _revive(self, device: Device) -> None:
         """Start a device that has died."""

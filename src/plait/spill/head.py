@@ -52,8 +52,6 @@ class Report:
     evaluated: dict[str, Any] | None = None
     """The result of an evaluation that is complete."""
     learning_rate: float | None = None
-    private_bytes: int = 0
-    """Resident memory of the process, without the arena."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,6 +15,7 @@ from plait.spill import creation, slab
 from plait.spill.adopted import Adopted
 from plait.spill.describe import Traced, describe, signature, trace
 from plait.spill.description import Costs, Description
+from plait.spill.footprint import private_bytes
 from plait.spill.homes import Plan, moments_key
 from plait.spill.shard import ShardPass, global_norm
 from plait.spill.units import Head, Report, Unit
@@ -31,14 +32,15 @@ class Runner:
         self._views = Views(memory)
         self._jobs: dict[str, Adopted] = {}
         self._traced: list[Traced] = []
+        self._most_bytes = 0
 
     def map(self, memory: memoryview) -> None:
         """Find segments in other memory from now on."""
         self._views = Views(memory)
 
-    def keep_freed(self, nbytes: int) -> None:
-        """Compute in so much memory of the device's own: what is free of it stays at hand."""
-        slab.limit(nbytes)
+    def keep_freed(self, most_bytes: int) -> None:
+        """Hold so much memory of this process's own at most: what is free of it stays at hand."""
+        self._most_bytes = most_bytes
 
     # --- before a run -------------------------------------------------------------------------------------
 
@@ -89,6 +91,7 @@ class Runner:
         """Run a unit; ``places`` are the offsets of the segments that it asked for."""
         adopted = self._jobs[unit.job]
         started = time.perf_counter()
+        slab.leave(self._most_bytes - private_bytes())
         self._views.use(places)
         adopted.begin(unit.step)
         with reproducible(adopted.job.threads):
@@ -101,7 +104,7 @@ class Runner:
                 report = getattr(turn, unit.phase)()
         self._views.use({})
         elapsed = (time.perf_counter() - started) * 1e3
-        return replace(report, milliseconds=elapsed, private_bytes=self.private_bytes())
+        return replace(report, milliseconds=elapsed)
 
     def _update(self, adopted: Adopted, unit: Unit, head: Head) -> Report:
         """Update the parameters whose home a shard is."""
@@ -148,11 +151,6 @@ class Runner:
             del gradient, leaf, after, state
         texts = {m: "".join("1" if there else "0" for there in held.values()) for m, held in bits.items()}
         return Report(present=texts, learning_rate=adopted.updater.learning_rate)
-
-    def private_bytes(self) -> int:
-        """Resident memory of this process, without the store's."""
-        fields = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
-        return sum(int(fields[name].split()[0]) * 1024 for name in ("RssAnon", "RssFile"))
 
 
 def _bits(adopted: Adopted, key: str, text: str) -> dict[str, bool]:

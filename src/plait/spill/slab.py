@@ -33,7 +33,13 @@ def settle() -> None:
 def limit(nbytes: int) -> None:
     """Keep freed blocks from now on, as long as all large blocks together take no more than this."""
     if (call := getattr(ctypes.CDLL(None), "plait_slab_limit", None)) is not None:
-        call(ctypes.c_size_t(nbytes))
+        call(ctypes.c_size_t(max(0, nbytes)))
+
+
+def leave(more_bytes: int) -> None:
+    """Keep freed blocks as long as large blocks take no more than they do now and so much more, or less."""
+    if (held := held_bytes()) is not None:
+        limit(held + more_bytes)
 
 
 def held_bytes() -> int | None:
