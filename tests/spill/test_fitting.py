@@ -1,6 +1,7 @@
 """Jobs that take turns: real devices, a real store, and the bits that plain training gives."""
 
 import dataclasses
+import itertools
 import os
 import random
 import re
@@ -98,6 +99,28 @@ def test_jobs_that_differ_end_with_the_bits_of_plain_training_in_the_least_memor
     assert any("normed: 6 of 6 steps, finished" in line for line in lines)
     again = fit(jobs, memory=MEMORY, directory=tmp_path, resume=True, show=False)
     assert list(again) == list(outcomes)  # nothing is trained twice
+
+
+def test_under_hydras_policy_jobs_alternate_and_bits_stay(tmp_path):
+    jobs = [
+        job(name, model=part("mlp", width=768, depth=6), steps=2, seed=seed)
+        for seed, name in enumerate("abc")
+    ]
+    timeline = Timeline()
+    outcomes = fit(jobs, memory="900MiB", policy="lrtf", directory=tmp_path, timeline=timeline, show=False)
+    for outcome, of in zip(outcomes, jobs, strict=True):
+        assert_equal_to_plain(outcome, of)
+    assert outcomes.measured.memory_bytes <= parse_bytes("900MiB")
+    order = [span.info["job"] for span in timeline.spans if span.track == "device 0"]
+    changes = sum(one != other for one, other in itertools.pairwise(order))
+    assert changes > len(jobs)  # not one job after another
+
+
+def test_idle_devices_lend_their_cores_where_that_is_asked_for(tmp_path):
+    alone = job("alone")
+    outcomes = fit(alone, memory=MEMORY, devices=2, lend=True, directory=tmp_path, show=False)
+    assert_equal_to_plain(outcomes["alone"], dataclasses.replace(alone, threads=2))
+    assert any("1 devices have the cores of 2; threads: alone 2" in note for note in outcomes.notes)
 
 
 def test_a_job_starts_from_weights_that_it_is_given(tmp_path):

@@ -91,7 +91,7 @@ def test_a_run_is_announced_with_what_it_should_take(known):
     assert lines[0].startswith("memory ")
     assert lines[1].startswith(f"wide: {len(one.plan.shards)} shards")
     assert lines[1].endswith("4 steps")
-    assert lines[-1] == "1 of 2 devices have nothing to do: a job runs on one at a time"
+    assert lines[-1].startswith("1 of 2 devices have nothing to do: a job runs on one at a time; lend=True")
 
 
 def test_no_schedule_is_shorter_than_the_longest_job_or_an_even_share():

@@ -58,7 +58,10 @@ def announce(tasks: Sequence[Task], budget: Budget, disk: DiskSpeed) -> list[str
     lines.append(f"all of it about {format_seconds(told.seconds)}, at least {format_seconds(least)}")
     if len(tasks) < budget.devices:
         idle = budget.devices - len(tasks)
-        lines.append(f"{idle} of {budget.devices} devices have nothing to do: a job runs on one at a time")
+        lines.append(
+            f"{idle} of {budget.devices} devices have nothing to do: a job runs on one at a time; "
+            "lend=True gives their cores to the jobs"
+        )
     crowded = [task for task in tasks if task.job.threads > budget.cores]
     if crowded:
         lines.append(

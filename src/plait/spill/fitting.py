@@ -24,6 +24,7 @@ def fit(
     resume: bool = False,
     commit_every: int | None = None,
     prefetch: bool = True,
+    lend: bool = False,
     export: bool = True,
     weights: Mapping[str, str | Path] | None = None,
     timeline: Timeline | None = None,
@@ -45,6 +46,8 @@ def fit(
         commit_every: Steps between commits of a job, to which it goes back after a crash; None commits about
             every 30 seconds, and at the end.
         prefetch: Bring in what comes next while a device computes; False is there to see what that is worth.
+        lend: Where jobs are fewer than devices, give them the cores of those that would be idle, and threads
+            to match: a job then ends with the bits of that many threads.
         export: Write the trained weights of each job, as safetensors.
         weights: Files that jobs start from, by name of the job: safetensors, or a folder of them as Hugging
             Face saves it. Other jobs start from their seed.
@@ -63,6 +66,7 @@ def fit(
         resume=resume,
         commit_every=commit_every,
         prefetch=prefetch,
+        lend=lend,
         export=export,
         weights=weights or {},
         timeline=timeline,

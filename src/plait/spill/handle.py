@@ -129,6 +129,8 @@ class Fitting:
         """
         given = [jobs] if isinstance(jobs, Job) else list(jobs)
         check_jobs(given, self._names)
+        if self._prepared is None:
+            given = self._lend(given)
         self._record.check(given)
         fresh = [job for job in given if self._record.outcome(job.name) is None]
         if fresh:
@@ -227,6 +229,18 @@ class Fitting:
         )
 
     # How it begins.
+
+    def _lend(self, jobs: list[Job]) -> list[Job]:
+        """Let jobs have the cores of devices that would be idle, if that is asked for."""
+        before = self.settings.devices
+        self.settings, wider = self.settings.lent(jobs)
+        if self.settings.devices < before:
+            threads = ", ".join(f"{job.name} {job.threads}" for job in wider)
+            self.noted(
+                f"{len(jobs)} devices have the cores of {before}; threads: {threads}. A job's bits are those "
+                "of that many threads"
+            )
+        return wider
 
     def _preparation(self, jobs: Sequence[Job]) -> Preparation:
         """With the devices, which are started when they are needed first."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import get_args
 
@@ -35,6 +35,8 @@ class Settings:
     """Write the trained weights of jobs that finish."""
     weights: Mapping[str, str | Path] = field(default_factory=dict)
     """Files that jobs start from, by name of the job."""
+    lend: bool = False
+    """Where jobs are fewer than devices, give them the cores of those that would be idle."""
 
     def __post_init__(self) -> None:
         memory = parse_bytes(self.memory)
@@ -91,6 +93,15 @@ class Settings:
         all_cores = usable_cores()
         first, end = (n * len(all_cores) // self.devices for n in (device, device + 1))
         return all_cores[first:end]
+
+    def lent(self, jobs: Sequence[Job]) -> tuple[Settings, list[Job]]:
+        """As many devices as there are jobs, each with more cores, and the jobs with as many threads more."""
+        if not self.lend or not 0 < len(jobs) < self.devices:
+            return self, list(jobs)
+        wider = replace(self, devices=len(jobs))
+        cores = min(len(wider.cores(device)) for device in range(len(jobs)))
+        threads = [min(cores, self.devices // len(jobs) * job.threads) for job in jobs]
+        return wider, [replace(j, threads=max(j.threads, n)) for j, n in zip(jobs, threads, strict=True)]
 
     def weights_of(self, name: str) -> Path:
         """Where a job's trained weights go."""
