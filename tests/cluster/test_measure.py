@@ -9,7 +9,7 @@ import pytest
 
 from plait.cluster import Cluster, Device, Host, Link
 from plait.cluster.compute import measure_compute
-from plait.cluster.disk import measure_disk
+from plait.cluster.disk import measure_disk, probe_disk
 from plait.cluster.machine import file_system, usable_cores
 from plait.cluster.measure import join, measure_memory
 from plait.cluster.network import Meeting, Wire
@@ -71,6 +71,17 @@ def test_sizes_that_cannot_be_measured_are_refused(tmp_path: Path, size: int) ->
     with pytest.raises(UsageError, match=r"cannot be measured in .* free") as caught:
         measure_disk(tmp_path, size_bytes=size)
     assert caught.value.setting == "disk_bytes, directory"
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("free_mib", [0, 1, 2, 5, 40, 4000])
+def test_a_disk_that_is_nearly_full_is_probed_with_what_it_has(
+    tmp_path: Path, free_mib: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("plait.cluster.disk.disk_free_bytes", lambda directory: free_mib << 20)
+    speed = probe_disk(tmp_path, most_bytes=32 << 20)
+    assert (speed is None) == (free_mib < 2)
+    assert speed is None or min(speed.read_bytes_per_s, speed.write_bytes_per_s) > 0
     assert list(tmp_path.iterdir()) == []
 
 

@@ -17,10 +17,14 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from plait import Factory, Job, Timeline, reference
+from plait.cluster.machine import memory_limit_bytes, memory_total_bytes
 from plait.errors import FileError, UsageError
 from plait.evaluation import Evaluation
 from plait.spill import Fitting, fit
+from plait.spill.footprint import private_bytes
 from plait.spill.outcome import Outcome
+from plait.spill.settings import Settings
+from plait.spill.store import Store
 from plait.units import parse_bytes
 
 HERE = Path(__file__).parent / "small_jobs.py"
@@ -77,8 +81,9 @@ def test_jobs_that_differ_end_with_the_bits_of_plain_training_in_the_least_memor
         job("frozen-b", model=part("on_frozen_base"), optimizer=Factory("torch.optim:AdamW", lr=3e-3)),
     ]  # fmt: skip
     timeline, lines = Timeline(), []
+    little = private_bytes() + (64 << 20)
     with Fitting(
-        memory="64MiB", devices=2, directory=tmp_path, timeline=timeline, show=lines.append, commit_every=2
+        memory=little, devices=2, directory=tmp_path, timeline=timeline, show=lines.append, commit_every=2
     ) as fitting:
         with pytest.raises(UsageError, match="processes take by themselves") as refused:
             fitting.add(jobs)
@@ -93,6 +98,7 @@ def test_jobs_that_differ_end_with_the_bits_of_plain_training_in_the_least_memor
     names = [f"{of.name}.{ending}" for of in jobs for ending in ("json", "safetensors")]
     assert files(tmp_path) == sorted(names)  # and nothing else
     assert outcomes.measured.memory_bytes <= parse_bytes(works)
+    assert 0.5 * outcomes.forecast.disk_bytes < outcomes.measured.disk_bytes <= outcomes.forecast.disk_bytes
     assert outcomes.measured.read_bytes > 0  # the two wide models do not fit together
     assert {"device 0", "device 1"} <= set(timeline.tracks)
     assert any(re.match(r"adam: \d+ shards.*; 3 steps", line) for line in lines)
@@ -128,7 +134,17 @@ def test_a_job_starts_from_weights_that_it_is_given(tmp_path):
     model = dataclasses.replace(given, seed=9).build_model()
     save_file(model.state_dict(), tmp_path / "start.safetensors")
     weights = {"given": tmp_path / "start.safetensors"}
-    outcomes = fit(given, memory=MEMORY, directory=tmp_path / "run", weights=weights, show=False)
+    hoard = []
+
+    def show(line):
+        if not hoard:
+            hoard.append(b"1" * parse_bytes(MEMORY))
+
+    outcomes = fit(given, memory=MEMORY, directory=tmp_path / "run", weights=weights, show=show)
+    assert any(
+        re.match(r"all processes .* more than the 1\.17 GiB of memory", note) for note in outcomes.notes
+    )
+    hoard.clear()
     trained = load_file(outcomes[0].weights)
     assert all(torch.equal(tensor, trained[name]) for name, tensor in model.state_dict().items())
     with pytest.raises(UsageError, match=r"no job 'gven'.*works: given"):
@@ -155,6 +171,92 @@ def test_a_job_that_fails_does_not_disturb_the_others(tmp_path):
         assert outcomes[name].weights is None
     assert "in failing_loss" in outcomes["error"].error  # its traceback
     assert any("job kill went back to step 0" in note for note in outcomes.notes)
+
+
+def test_a_job_that_the_disk_has_no_room_for_on_the_way_fails_alone(tmp_path, monkeypatch):
+    def fails(method):
+        def call(store, of, **options):
+            if "bad/grads" in getattr(of, "key", "") or of == "bad":
+                raise FileError("there is no room", setting="directory", works="another")
+            return method(store, of, **options)
+
+        return call
+
+    monkeypatch.setattr(Store, "define", fails(Store.define))
+    monkeypatch.setattr(Store, "revert", fails(Store.revert))
+    jobs = [job("bad", clip_norm=1.0), job("good", steps=2)]
+    outcomes = fit(jobs, memory=MEMORY, directory=tmp_path, show=False)
+    assert (outcomes["bad"].end, outcomes["bad"].error.split(" (")[0]) == ("failed", "there is no room")
+    assert_equal_to_plain(outcomes["good"], jobs[1])
+
+
+def test_jobs_that_the_disk_has_no_room_for_are_refused_together(tmp_path, monkeypatch):
+    monkeypatch.setattr("plait.spill.disk.disk_free_bytes", lambda directory: 100_000)
+    jobs = [job("one"), job("two", clip_norm=1.0)]
+    need = r"training of one, two \(.*\) needs \d+\.\d+ KiB of disk .* 97\.66 KiB free .*a disk with \d+"
+    with pytest.raises(UsageError, match=need):
+        fit(jobs, memory=MEMORY, directory=tmp_path, show=False)
+    assert files(tmp_path) == []
+
+
+def test_what_is_damaged_keeps_no_other_job_from_going_on(tmp_path, monkeypatch):
+    jobs = [
+        job(name, steps=100, loss=part("slow_loss", seconds=0.01), seed=seed)
+        for seed, name in enumerate("abcd")
+    ]
+    with Fitting(memory=MEMORY, directory=tmp_path, show=False, commit_every=1) as fitting:
+        fitting.add(jobs)
+        while len(steps := fitting.steps()) < 4 or not all(steps.values()):
+            for name, done in steps.items():
+                if done:
+                    fitting.pause(name)
+            time.sleep(0.01)
+        assert max(steps.values()) < 100
+        fitting.interrupt()
+        with pytest.raises(KeyboardInterrupt):
+            fitting.wait()
+    state = tmp_path / "state"
+    (state / "a.manifest").write_text("{}")
+    os.truncate(state / "b.segments", 4096)
+    # As if the files that are there left no room to measure the disk again.
+    monkeypatch.setattr("plait.spill.installation.probe_disk", lambda *path, **most: None)
+    outcomes = fit(jobs[:3], memory=MEMORY, directory=tmp_path, resume=True, show=False)
+    for name, what in (("a", "is not a manifest"), ("b", "was cut short")):
+        assert outcomes[name].end == "failed"
+        again = f"delete {state / name}.manifest, and '{name}' alone begins again"
+        assert what in outcomes[name].error
+        assert again in outcomes[name].error
+    assert_equal_to_plain(outcomes["c"], jobs[2])
+    # Of what can go on another time, nothing is lost.
+    assert files(state) == [f"{name}.{kind}" for name in "abd" for kind in ("manifest", "segments")]
+    (state / "a.manifest").unlink()
+    (state / "b.manifest").unlink()
+    again = fit([jobs[0], jobs[3]], memory=MEMORY, directory=tmp_path, resume=True, show=False)
+    assert_equal_to_plain(again["a"], jobs[0])
+    assert_equal_to_plain(again["d"], jobs[3])
+    assert not state.exists()
+
+
+def test_a_directory_has_one_run_at_a_time(tmp_path):
+    with Fitting(memory=MEMORY, directory=tmp_path, show=False) as fitting:
+        with pytest.raises(UsageError, match=f"{tmp_path} is in use by process {os.getpid()}"):
+            fit(job("a"), memory=MEMORY, directory=tmp_path, show=False)
+        assert fitting.wait().notes == ()
+    assert files(tmp_path) == []
+
+
+def test_jobs_may_come_from_a_generator(tmp_path):
+    with pytest.raises(UsageError, match=r"no job 'c'.*works: a, b"):
+        fit((job(name) for name in "ab"), memory=MEMORY, directory=tmp_path, weights={"c": "d"})
+    with pytest.raises(UsageError, match=r"no path.*works: 'runs/first'"):  # and not that there are no jobs
+        fit((job(name) for name in "ab"), memory=MEMORY, directory="")
+
+
+def test_a_budget_may_be_the_limit_before_it_was_rounded_to_pages(tmp_path):
+    limit = min(memory_total_bytes(), memory_limit_bytes() or memory_total_bytes())
+    assert Settings(memory=limit + 4095, directory=tmp_path).memory_bytes == limit
+    with pytest.raises(UsageError, match="a budget of"):
+        Settings(memory=limit + 4096, directory=tmp_path)
 
 
 def test_a_device_that_is_killed_is_replaced_and_bits_stay(tmp_path):
@@ -196,7 +298,13 @@ def test_jobs_are_added_stopped_and_cloned_while_others_run(tmp_path):
             fitting.clone("first", name="sgd", optimizer=Factory("torch.optim:SGD", lr=0.1))
         with pytest.raises(UsageError, match="two jobs are named 'added'"):
             fitting.add(added)
+        with pytest.raises(UsageError, match=r"a job has no 'rate'.*works: name, model"):
+            fitting.clone("first", name="faster", rate=3)
+        with pytest.raises(UsageError, match="None is not a job"):
+            fitting.add(None)
         outcomes = fitting.wait()
+        with pytest.raises(UsageError, match="this run has ended"):
+            fitting.add(job("late"))
     assert_equal_to_plain(outcomes["first"], first)
     assert_equal_to_plain(outcomes["added"], added)
     assert clone.name == "same"
@@ -321,6 +429,20 @@ BAD = {
     "no such policy": ({"policy": "random"}, "no policy 'random'", "policy"),
     "no jobs": ({"jobs": []}, "there are no jobs", "jobs"),
     "not a job": ({"jobs": ["a"]}, "'a' is not a job", "jobs"),
+    "nothing": ({"jobs": None}, "None is not a job", "jobs"),
+    "two bytes": ({"memory": "2"}, r"a budget of 2 B for 2 processes, of which this one alone", "memory"),
+    "a byte and a half": ({"memory": 1.5}, "a budget of 2 B", "memory"),
+    "no directory": ({"directory": None}, "None is no path", "directory"),
+    "a number for a directory": ({"directory": 3}, "3 is no path", "directory"),
+    "an empty directory": ({"directory": ""}, "'' is no path", "directory"),
+    "weights of nothing": ({"weights": {"a": None}}, "None is no path", "weights"),
+    "weights of nobody": ({"weights": "a"}, "'a' does not give jobs their weights", "weights"),
+    "resume in words": ({"resume": "yes"}, "resume is 'yes'", "resume"),
+    "prefetch in words": ({"prefetch": "no"}, "prefetch is 'no'", "prefetch"),
+    "export in words": ({"export": "no"}, "export is 'no'", "export"),
+    "lend in words": ({"lend": 1}, "lend is 1", "lend"),
+    "loud": ({"show": "loud"}, "show is 'loud'", "show"),
+    "a name for a timeline": ({"timeline": "t"}, "'t' is no timeline", "timeline"),
     "two of a name": ({"jobs": [job("a"), job("a", seed=1)]}, "two jobs are named 'a'", "name"),
 }
 
@@ -328,9 +450,9 @@ BAD = {
 @pytest.mark.parametrize("bad", BAD)
 def test_what_cannot_be_run_is_refused_before_anything_starts(bad, tmp_path):
     given, what, setting = BAD[bad]
-    given = {"jobs": [job("a")], "memory": MEMORY, "directory": tmp_path / "run", **given}
+    given = {"jobs": [job("a")], "memory": MEMORY, "directory": tmp_path / "run", "show": False, **given}
     with pytest.raises(UsageError, match=what) as refused:
-        fit(given.pop("jobs"), show=False, **given)
+        fit(given.pop("jobs"), **given)
     assert refused.value.setting == setting
     assert refused.value.works
 

@@ -8,7 +8,7 @@ from plait import Factory, Job
 from plait.cluster.disk import DiskSpeed
 from plait.errors import UsageError
 from plait.spill.announcement import announce, bound_seconds, foretell
-from plait.spill.preparation import Known, divide, unit_seconds
+from plait.spill.preparation import SLACK_BYTES, Known, divide, unit_seconds
 from plait.spill.runner import Runner
 from plait.spill.task import Task
 from plait.spill.units import Head
@@ -48,15 +48,15 @@ def task(known, planner):
 
 @pytest.mark.parametrize("devices", [1, 2])
 def test_a_budget_is_divided_whole_and_the_least_that_is_named_works(known, devices):
+    own = 112 * MIB - (devices + 1) * SLACK_BYTES
     with pytest.raises(
-        UsageError, match=r"leave 1\.00 MiB beside the 100\.00 MiB that . processes take"
+        UsageError, match=r"leave 1\.00 MiB beside the 112\.00 MiB that . processes take"
     ) as refused:
-        divide([known] * devices, memory_bytes=101 * MIB, own_bytes=100 * MIB, devices=devices, disk=DISK)
+        divide([known] * devices, memory_bytes=113 * MIB, own_bytes=own, devices=devices, disk=DISK)
+    assert refused.value.works.endswith(", or fewer devices") == (devices > 1)
     least = parse_bytes(refused.value.works.removesuffix(", or fewer devices"))
     for memory in (least, least + 8 * MIB, 2 * least):
-        planner = divide(
-            [known] * devices, memory_bytes=memory, own_bytes=100 * MIB, devices=devices, disk=DISK
-        )
+        planner = divide([known] * devices, memory_bytes=memory, own_bytes=own, devices=devices, disk=DISK)
         budget, plan = planner.budget, planner.plan(known)
         taken = budget.own_bytes + budget.arena_bytes + devices * budget.private_bytes
         assert memory - 8192 <= taken <= memory
@@ -74,10 +74,21 @@ def test_more_memory_is_not_slower(known):
 
 def test_plans_of_jobs_that_go_on_have_to_fit(known):
     wide = divide([known], memory_bytes=1000 * MIB, own_bytes=100 * MIB, devices=1, disk=DISK).plan(known)
-    with pytest.raises(UsageError) as refused:
-        divide([known], [wide], memory_bytes=125 * MIB, own_bytes=100 * MIB, devices=1, disk=DISK)
-    least = parse_bytes(refused.value.works.removesuffix(", or fewer devices"))
-    divide([known], [wide], memory_bytes=least, own_bytes=100 * MIB, devices=1, disk=DISK)
+    begun = {"a": wide}
+    with pytest.raises(UsageError, match=r"on each device for job 'a', which was begun and keeps") as refused:
+        divide([known], begun, memory_bytes=125 * MIB, own_bytes=100 * MIB, devices=1, disk=DISK)
+    least = parse_bytes(refused.value.works)
+    divide([known], begun, memory_bytes=least, own_bytes=100 * MIB, devices=1, disk=DISK)
+
+
+@pytest.mark.parametrize("memory", [140, 200])
+def test_one_job_more_and_processes_that_have_grown_do_not_keep_begun_jobs_from_going_on(known, memory):
+    given = {"memory_bytes": memory * MIB, "devices": 2, "disk": DISK}
+    plan = divide([known], own_bytes=100 * MIB, **given).plan(known)
+    grown = divide([known, known], {"a": plan}, own_bytes=100 * MIB + 3 * SLACK_BYTES, **given)
+    assert grown.budget.arena_bytes >= plan.forecast.arena_peak_bytes
+    assert grown.budget.private_bytes >= plan.forecast.private_peak_bytes
+    assert grown.budget.own_bytes + grown.budget.arena_bytes + 2 * grown.budget.private_bytes <= memory * MIB
 
 
 def test_a_run_is_announced_with_what_it_should_take(known):
@@ -108,8 +119,11 @@ def test_a_task_knows_where_it_is_tied_and_what_comes(known):
     assert (one.rests, one.tied, one.updates_next) == (True, None, False)
     assert one.remaining_seconds == pytest.approx(4 * one.step_seconds)
     assert len(one.upcoming()) == 2 * len(one._order)
+    one.paused = True
+    assert one.stays
     one.head = Head(job="wide", stage="step", step=2, position=1, devices={0: 1})
     assert (one.rests, one.tied) == (False, 1)
+    assert not one.stays  # what it keeps on the device would be in the way of others
     one.head = Head(job="wide", stage="step", step=2, position=shards - 1)  # the turn, and then its update
     assert one.updates_next
     before = one.unit_seconds["forward", 0]

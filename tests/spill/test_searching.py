@@ -52,7 +52,21 @@ def test_a_search_prunes_and_its_best_is_what_plain_training_gives(tmp_path):
         assert outcome.losses == whole_losses(chosen.trials[outcome.name].job)[: outcome.steps]
     left = {path.name for path in tmp_path.iterdir()}
     finished = [name for name, end in ends.items() if end == "finished"]
-    assert left == {f"{name}.{kind}" for name in finished for kind in ("json", "safetensors")}
+    written = {f"{name}.{kind}" for name in finished for kind in ("json", "safetensors")}
+    assert left == {*written, "selection.jsonl"}
+    assert_gives_its_outcomes_again(tmp_path, chosen, outcomes)
+
+
+def assert_gives_its_outcomes_again(directory, chosen, outcomes):
+    again = selection()
+    found = search(again, memory="1200MiB", directory=directory, resume=True, show=False)
+    assert again.best.values == chosen.best.values
+    assert sorted(found, key=lambda one: one.name) == sorted(outcomes, key=lambda one: one.name)
+    with pytest.raises(FileError, match="holds a search of an earlier run"):
+        search(selection(), memory="1200MiB", directory=directory, show=False)
+    (directory / "selection.jsonl").unlink()
+    with pytest.raises(FileError, match=r"trial-\d.json is of a trial that .*selection.jsonl does not know"):
+        search(selection(), memory="1200MiB", directory=directory, resume=True, show=False)
 
 
 def whole_losses(job):
@@ -87,7 +101,6 @@ def test_a_search_that_is_killed_goes_on(tmp_path):
     rate = RATES[int(name.removeprefix("trial-"))]
     best = Outcome.load(directory / f"{name}.json")
     assert best.losses == whole_losses(trial(rate, name))
-    assert not log.exists()
     assert not (directory / "state").exists()
 
 

@@ -14,12 +14,13 @@ from plait.errors import UsageError
 from plait.units import format_bytes
 
 REQUEST_BYTES = 16 << 20
+_PROBE_LEAST_BYTES = 1 << 20
 _IN_MEMORY = ("tmpfs", "ramfs")
 
 
 @dataclass(frozen=True, kw_only=True)
 class DiskSpeed:
-    """Sequential bandwidth with one request of 16 MiB at a time."""
+    """Sequential bandwidth with one request of 16 MiB at a time, or less where that had no room."""
 
     read_bytes_per_s: float
     write_bytes_per_s: float
@@ -38,10 +39,21 @@ def measure_disk(directory: Path, *, size_bytes: int) -> DiskSpeed:
             setting="disk_bytes, directory",
             works=f"at least {format_bytes(REQUEST_BYTES)}, and twice that free",
         )
+    return _measured(directory, requests, REQUEST_BYTES)
+
+
+def probe_disk(directory: Path, *, most_bytes: int) -> DiskSpeed | None:
+    """The same with a smaller file where the disk has less room; None where it has next to none."""
+    size = min(most_bytes, disk_free_bytes(directory) // 2)
+    request = min(size, REQUEST_BYTES) // _PROBE_LEAST_BYTES * _PROBE_LEAST_BYTES
+    return _measured(directory, size // request, request) if request else None
+
+
+def _measured(directory: Path, requests: int, request_bytes: int) -> DiskSpeed:
     fd, direct = _open(directory)
     # A private anonymous map starts on a page, as direct I/O wants it.
-    with mmap.mmap(-1, REQUEST_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) as buffer:
-        buffer[:] = os.urandom(1 << 20) * (REQUEST_BYTES >> 20)  # a disk that compresses gains nothing
+    with mmap.mmap(-1, request_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) as buffer:
+        buffer[:] = os.urandom(1 << 20) * (request_bytes >> 20)  # a disk that compresses gains nothing
         try:
             _write(fd, buffer, requests)
             write_s = _write(fd, buffer, requests)
@@ -49,7 +61,7 @@ def measure_disk(directory: Path, *, size_bytes: int) -> DiskSpeed:
             read_s = _read(fd, buffer, requests)
         finally:
             os.close(fd)
-    moved = requests * REQUEST_BYTES
+    moved = requests * request_bytes
     return DiskSpeed(read_bytes_per_s=moved / read_s, write_bytes_per_s=moved / write_s, direct=direct)
 
 
@@ -78,8 +90,8 @@ def _write(fd: int, buffer: mmap.mmap, requests: int) -> float:
     for i in range(requests):
         done = 0
         with memoryview(buffer) as view:
-            while done < REQUEST_BYTES:
-                done += os.pwrite(fd, view[done:], i * REQUEST_BYTES + done)
+            while done < len(buffer):
+                done += os.pwrite(fd, view[done:], i * len(buffer) + done)
     os.fsync(fd)
     return time.perf_counter() - start
 
@@ -87,6 +99,6 @@ def _write(fd: int, buffer: mmap.mmap, requests: int) -> float:
 def _read(fd: int, buffer: mmap.mmap, requests: int) -> float:
     start = time.perf_counter()
     for i in range(requests):
-        got = os.preadv(fd, [buffer], i * REQUEST_BYTES)
-        assert got == REQUEST_BYTES, f"read {got} of {REQUEST_BYTES} bytes that were written"
+        got = os.preadv(fd, [buffer], i * len(buffer))
+        assert got == len(buffer), f"read {got} of {len(buffer)} bytes that were written"
     return time.perf_counter() - start

@@ -65,6 +65,15 @@ class Admission:
         """What will be requested."""
         self.foresight = Foresight(tuple(unit) for unit in upcoming)
 
+    def changing(self, group: str) -> list[str]:
+        """The keys of what commits of a group hold and somebody changes, or has asked to."""
+        return [
+            holding.segment.key
+            for claim in self.claims
+            for holding, mode in claim.wants.items()
+            if mode != "read" and holding.segment.persistent and holding.segment.group == group
+        ]
+
     def release(self, claim: Claim) -> None:
         """The holder of a lease is done."""
         if claim in self.granted:

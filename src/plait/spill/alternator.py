@@ -19,15 +19,15 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from functools import partial
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 from plait.errors import PlaitError, WorkerError
 from plait.spill import units
 from plait.spill.device import Call, Device, DeviceLost
+from plait.spill.listener import Listener
 from plait.spill.outcome import End
 from plait.spill.outlook import Outlook
 from plait.spill.policies import Policy
-from plait.spill.selection import Decision
 from plait.spill.sharing import Sharing, define
 from plait.spill.slot import Slot, Turn
 from plait.spill.store import Lease, Store
@@ -38,22 +38,6 @@ MOST_DEATHS = 3
 """Devices that may die under a job, with no commit between, before the job is given up."""
 COMMIT_SECONDS = 30.0
 Result = TypeVar("Result")
-
-
-class Listener(Protocol):
-    """Who is told what happens, in the loop's thread."""
-
-    def moved(self, task: Task, where: str) -> None:
-        """A unit of the task begins or is done."""
-
-    def stepped(self, task: Task) -> Decision:
-        """The task is between two steps: what is to become of it."""
-
-    def ended(self, task: Task) -> None:
-        """The task has ended; what it has come to is committed, if it is finished or interrupted."""
-
-    def noted(self, text: str) -> None:
-        """Something happened that a user should know."""
 
 
 class Alternator:
@@ -161,31 +145,37 @@ class Alternator:
 
     def _fill(self) -> None:
         """Give every device what it computes now and next."""
-        for slot in sorted(self._slots, key=lambda slot: slot.running is not None):
-            self._start(slot)
-            ready = slot.next is None and (self._prefetch or slot.running is None)
-            if ready and (task := self._outlook.choose(slot)) is not None:
-                self._request(slot, task)
+        slots = sorted(self._slots, key=lambda slot: slot.running is not None)
+        while not all(self._offer(slot) for slot in slots):
+            pass  # a task failed, and no event will tell of it: all devices choose anew
         if self._prefetch:
             self._outlook.expect()
 
+    def _offer(self, slot: Slot) -> bool:
+        """Give a device what it computes now and next; False where a task failed at that, and has ended."""
+        self._start(slot)
+        ready = slot.next is None and (self._prefetch or slot.running is None)
+        task = self._outlook.choose(slot) if ready else None
+        return task is None or self._request(slot, task)
+
     # A turn: segments are requested, granted, computed with, released.
 
-    def _request(self, slot: Slot, task: Task) -> None:
-        self._sharing.begin(task)
+    def _request(self, slot: Slot, task: Task) -> bool:
+        """Ask for what a task's next unit needs; False where that failed, and the task with it."""
         unit = task.unit
         assert unit is not None, f"{task.name} is done and was chosen"
-        turn = Turn(task=task, unit=unit)
-        task.state, slot.next = "requested", turn
         try:
+            self._sharing.begin(task)
             for segment in units.scratch_for(task.description, task.plan, unit, task.head):
                 self._store.define(segment)
             granted = self._store.request(task.requests())
         except PlaitError as error:
-            slot.next, task.state = None, "waiting"
             self._fail(task, error)
-            return
+            return False
+        turn = Turn(task=task, unit=unit)
+        task.state, slot.next = "requested", turn
         granted.add_done_callback(lambda done: self.post(partial(self._granted, slot, turn, done)))
+        return True
 
     def _granted(self, slot: Slot, turn: Turn, done: Future[Lease]) -> None:
         if (error := done.exception()) is not None:
@@ -263,9 +253,8 @@ class Alternator:
         task.took(unit, seconds)
         if self._timeline is not None:
             name = f"{task.name} {unit.phase} {unit.shard}"
-            self._timeline.record(
-                f"device {slot.index}", name, call.start_ns, call.end_ns, job=task.name, step=unit.step
-            )
+            track, when = f"device {slot.index}", (call.start_ns, call.end_ns)
+            self._timeline.record(track, name, *when, job=task.name, step=unit.step)
 
     # Between units.
 
@@ -277,7 +266,12 @@ class Alternator:
             self._go_back(task)
             if task.end is not None:
                 return
-        if self._sharing.commit(task, lambda done: self.post(partial(self._shared, task, done))):
+        try:
+            shares = self._sharing.commit(task, lambda done: self.post(partial(self._shared, task, done)))
+        except PlaitError as error:
+            self._fail(task, error)
+            return
+        if shares:
             task.state = "held"
             return
         if task.rests and task.holds and task.leaving is None:
@@ -350,12 +344,17 @@ class Alternator:
 
     def _end(self, task: Task, end: End) -> None:
         self._let_go(task)
-        self._sharing.abandon(task)
+        try:
+            self._sharing.abandon(task)
+            if end == "stopped":
+                self._store.drop_group(task.name)
+            elif end == "failed" or not task.rests:
+                self._store.revert(task.name)
+        except PlaitError as error:  # its files cannot be read or written; others may have better ones
+            if task.error is None:
+                task.fail(error)
+            end = "failed"
         task.state, task.end = "ended", end
-        if end == "stopped":
-            self._store.drop_group(task.name)
-        elif end == "failed" or not task.rests:
-            self._store.revert(task.name)
         self._listener.moved(task, end)
         self._listener.ended(task)
 

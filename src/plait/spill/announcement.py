@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from plait.cluster.disk import DiskSpeed
 from plait.spill.outcome import Figures
 from plait.spill.preparation import Budget
+from plait.spill.room import disk_bytes
 from plait.spill.task import Task
 from plait.units import format_bytes, format_seconds
 
@@ -19,7 +20,7 @@ def foretell(tasks: Sequence[Task], budget: Budget) -> Figures:
     private = max((task.plan.forecast.private_peak_bytes for task in tasks), default=0)
     return Figures(
         memory_bytes=budget.own_bytes + budget.arena_bytes + budget.devices * private,
-        disk_bytes=sum(task.plan.forecast.disk_bytes for task in tasks),
+        disk_bytes=disk_bytes(tasks),
         read_bytes=sum(steps * task.plan.forecast.read_bytes for task, steps in left),
         written_bytes=sum(steps * task.plan.forecast.written_bytes for task, steps in left),
         busy_seconds=sum(steps * task.plan.forecast.compute_ms / 1e3 for task, steps in left),

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from plait.errors import UsageError
+from collections.abc import Iterable
+
+from plait.errors import FileError, UsageError
 from plait.spill.disk import Disk
 from plait.spill.group import Group
 from plait.spill.holding import Holding
-from plait.spill.segment import Segment
+from plait.spill.segment import Mode, Request, Segment
 
 
 class Catalogue:
@@ -16,6 +18,8 @@ class Catalogue:
         self._disk = disk
         self.holdings: dict[str, Holding] = {}
         self.groups: dict[str, Group] = {}
+        self.damaged: dict[str, FileError] = {}
+        """Groups that a directory holds and that cannot be read, with the reasons."""
         self.vanishing: set[Holding] = set()
         """Dropped, with a transfer under way."""
         self._scratch_bytes = 0
@@ -40,15 +44,54 @@ class Catalogue:
         """The segments of a group."""
         return [h for h in self.holdings.values() if h.segment.group == group.name]
 
-    def add(self, segment: Segment, *, slots: int) -> None:
-        """A new segment; one that is part of commits gets its room on the disk now."""
+    def wanted(self, requests: Iterable[Request]) -> dict[Holding, Mode]:
+        """What requests ask for, each segment once."""
+        modes: dict[str, Mode] = {}
+        for request in requests:
+            if modes.setdefault(request.key, request.mode) != request.mode:
+                modes[request.key] = "change"
+        wants = {self[key]: mode for key, mode in modes.items()}
+        fixed = [holding.segment.key for holding, mode in wants.items() if mode != "read" and holding.fixed]
+        if fixed:
+            raise UsageError(
+                f"{', '.join(fixed[:3])} is constant, and was committed",
+                setting="mode",
+                works="read, or define it as one that changes",
+            )
+        return wants
+
+    def missing_bytes(self, requests: Iterable[Request]) -> int:
+        """How much of what these ask for is not in memory."""
+        held = (self.holdings.get(key) for key in {r.key for r in requests if r.mode != "write"})
+        return sum(h.segment.nbytes for h in held if h is not None and h.state in ("absent", "leaving"))
+
+    def check_room(self, nbytes: int, *, what: str) -> None:
+        """Raise unless the disk has so much room, beside what it was promised for already."""
         on_disk = (g.scratch.held_bytes for g in self.groups.values() if g.scratch is not None)
         self._disk.check_room(
-            segment.nbytes * (slots if segment.persistent else 1),
+            nbytes,
             reserved_bytes=self.reserved_bytes,
             promised_bytes=max(0, self._scratch_bytes - sum(on_disk)),
-            what=f"segment {segment.key}",
+            what=what,
         )
+
+    def define(self, segment: Segment, *, slots: int) -> None:
+        """A segment that is new, or known as it is; one that is part of commits gets its room on the disk."""
+        known = self.holdings.get(segment.key)
+        if known is None:
+            self._add(segment, slots=slots)
+        elif known.segment != segment:
+            raise UsageError(
+                f"segment {segment.key} is known with {known.segment.nbytes} bytes and"
+                f" {len(known.segment.entries)} tensors, not with these {segment.nbytes} bytes and"
+                f" {len(segment.entries)} tensors",
+                setting="segment",
+                works="the one it was defined as, or drop it first",
+            )
+
+    def _add(self, segment: Segment, *, slots: int) -> None:
+        nbytes = segment.nbytes * (slots if segment.persistent else 1)
+        self.check_room(nbytes, what=f"segment {segment.key}")
         new = segment.group not in self.groups
         group = self.groups.get(segment.group) or Group(segment.group, self._disk)
         places: list[int] = []

@@ -31,6 +31,7 @@ def cloned(source: Task, known: Known) -> Task:
         head=units.Head(job=now.job),
         unit_seconds=unit_seconds(known, source.plan),
         shared=source.shared,
+        disk=source.disk,
     )
 
 

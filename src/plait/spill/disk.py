@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import ctypes
 import errno
-import fcntl
 import functools
 import mmap
 import os
@@ -18,16 +17,20 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
+from urllib.parse import unquote
 
 from plait import native
 from plait.cluster.machine import disk_free_bytes, file_system
 from plait.errors import FileError, PlaitError, UsageError
 from plait.spill.arena import Space
-from plait.spill.segment import PAGE_BYTES
+from plait.spill.lock import Lock
+from plait.spill.segment import PAGE_BYTES, SHARED
 from plait.units import format_bytes
 
 BLOCK_BYTES = 16 << 20
 """What is read, written and checksummed at once."""
+ENDING = ".manifest"
+"""Of the file that says what a group has committed: without it, there is nothing."""
 _LOCK = "store.lock"
 _IN_MEMORY = ("tmpfs", "ramfs")
 _ENDLESS_BYTES = 1 << 62
@@ -131,20 +134,23 @@ class SegmentFile:
         if done < block.nbytes:
             raise damaged(
                 f"{self.path} ends at byte {offset + done}: of the block at byte {offset},"
-                f" {done} of {block.nbytes} bytes are there"
+                f" {done} of {block.nbytes} bytes are there",
+                self.path,
             )
         found = native.checksum(block)
         if found != checksum:
             raise damaged(
                 f"{self.path} is damaged: the {block.nbytes} bytes from byte {offset} have the checksum"
-                f" {found:08x}, not {checksum:08x}"
+                f" {found:08x}, not {checksum:08x}",
+                self.path,
             )
 
     def check_size(self, least_bytes: int) -> None:
         """Raise where the file is shorter than what it is said to hold."""
         size = os.fstat(self._fd).st_size
         if size < least_bytes:
-            raise damaged(f"{self.path} holds {size} of at least {least_bytes} bytes: it was cut short")
+            what = f"{self.path} holds {size} of at least {least_bytes} bytes: it was cut short"
+            raise damaged(what, self.path)
 
     def sync(self) -> None:
         """Wait until the disk has all that was written, for good."""
@@ -181,7 +187,7 @@ class Disk:
         try:
             self._made = not directory.exists()
             directory.mkdir(parents=True, exist_ok=True)
-            self._lock_fd = _locked(directory)
+            self._lock = Lock(directory / _LOCK)
         except OSError as error:
             raise UsageError(
                 f"{directory} cannot be used: {error.strerror}", setting="directory", works="one of your own"
@@ -221,8 +227,7 @@ class Disk:
 
     def close(self) -> None:
         """Let the next store in; a directory that was made for this one and is empty goes."""
-        (self.directory / _LOCK).unlink(missing_ok=True)
-        os.close(self._lock_fd)
+        self._lock.release()
         if self._made:
             with suppress(OSError):
                 self.directory.rmdir()
@@ -245,10 +250,15 @@ def takes_direct(directory: Path) -> bool:
         os.close(fd)
 
 
-def damaged(what: str) -> FileError:
-    """The error of a file that does not hold what was written to it."""
+def damaged(what: str, path: Path) -> FileError:
+    """The error of a group's file that does not hold what was written to it."""
+    manifest = path.with_suffix(ENDING)
+    if path.name.startswith(SHARED):
+        again = f"delete all *{ENDING} in {path.parent}, and all jobs there begin again"
+    else:
+        again = f"delete {manifest}, and {unquote(manifest.stem)!r} alone begins again"
     return FileError(
-        what, setting="directory", works="a copy of the whole directory, or begin this group again"
+        what, setting="directory", works=f"a copy of the whole directory from before; or {again}"
     )
 
 
@@ -276,30 +286,6 @@ def _unnamed(directory: Path, flags: int) -> int:
     finally:
         os.close(handle)
         os.unlink(name)
-
-
-def _locked(directory: Path) -> int:
-    """The directory's lock, or an error that says who has it."""
-    path = directory / _LOCK
-    while True:
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            owner = os.pread(fd, 100, 0).decode(errors="replace").strip() or "another process"
-            os.close(fd)
-            raise UsageError(
-                f"{directory} is in use by {owner}",
-                setting="directory",
-                works="another directory, or wait until that run has ended",
-            ) from None
-        # The one before may have removed the file between our opening and locking it.
-        with suppress(FileNotFoundError):
-            if os.stat(path).st_ino == os.fstat(fd).st_ino:
-                os.ftruncate(fd, 0)
-                os.pwrite(fd, f"process {os.getpid()}\n".encode(), 0)
-                return fd
-        os.close(fd)
 
 
 @functools.cache

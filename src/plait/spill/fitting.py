@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from plait.errors import UsageError
@@ -11,11 +11,12 @@ from plait.spill.handle import Fitting
 from plait.spill.outcome import Outcomes
 from plait.spill.policies import PolicyName
 from plait.spill.progress import Show
+from plait.spill.settings import as_list, check_jobs
 from plait.timeline import Timeline
 
 
 def fit(
-    jobs: Job | Sequence[Job],
+    jobs: Job | Iterable[Job],
     *,
     memory: str | int,
     directory: str | Path,
@@ -54,8 +55,10 @@ def fit(
         timeline: Records what every device computed and the disk moved.
         show: None shows a table on a terminal and lines elsewhere; False nothing; a function gets the lines.
     """
-    names = [job.name for job in ([jobs] if isinstance(jobs, Job) else jobs) if isinstance(job, Job)]
-    for name in weights or {}:
+    given = as_list(jobs)
+    check_jobs(given)
+    names = [job.name for job in given]
+    for name in weights if isinstance(weights, Mapping) else ():  # anything else is refused below
         if name not in names:
             raise UsageError(f"there is no job {name!r}", setting="weights", works=", ".join(names))
     with Fitting(
@@ -68,9 +71,9 @@ def fit(
         prefetch=prefetch,
         lend=lend,
         export=export,
-        weights=weights or {},
+        weights={} if weights is None else weights,
         timeline=timeline,
         show=show,
     ) as fitting:
-        fitting.add(jobs)
+        fitting.add(given)
         return fitting.wait()

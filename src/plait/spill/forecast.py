@@ -239,6 +239,7 @@ class Model:
         window = max([*alone, *(size for size in more if size <= self.window_bytes)])
         stored = 2 * (of.weights[0, of.blocks] + of.moments[0, of.blocks])
         spilled = sum(self.write_forward[place] for place in places)
+        waiting = of.gradients[0, of.blocks] if of.clips else 0  # all updates follow all backward passes
         compute = [
             self.forward_ms[f, e] + self.backward_ms[m, f, e] + self.update_ms[f, e] for m, f, e in places
         ]
@@ -246,7 +247,7 @@ class Model:
             arena_peak_bytes=int(window),
             private_peak_bytes=int(peak),
             kept_bytes=int(kept),
-            disk_bytes=int(stored + spilled),
+            disk_bytes=int(stored + spilled + waiting),
             read_bytes=int(read_bytes),
             written_bytes=int(written_bytes),
             compute_ms=float(sum(compute)),

@@ -6,11 +6,12 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 from plait.errors import FileError
-from plait.spill.disk import Disk, SegmentFile, damaged
+from plait.spill.disk import ENDING, Disk, SegmentFile, damaged
 from plait.spill.holding import Holding
-from plait.spill.manifest import ENDING, FILE_ENDING, PARTIAL_ENDING, Committed, Manifest, name_of
+from plait.spill.manifest import FILE_ENDING, PARTIAL_ENDING, Committed, Manifest, name_of
 
 
 @dataclass(eq=False, kw_only=True)
@@ -62,7 +63,8 @@ class Group:
         self.manifest = Manifest.load(self._path(ENDING))
         if self.file is None:
             if not path.exists() and self.manifest.segments:
-                raise damaged(f"{path}, which holds the segments of group {self.name!r}, is missing")
+                what = f"{path}, which holds the segments of group {self.name!r}, is missing"
+                raise damaged(what, path)
             self.file = SegmentFile(path, direct=self._disk.direct)
         self.file.forget()
         self.graves = []
@@ -136,7 +138,7 @@ class Group:
 
 def committed_groups(directory: Path) -> list[str]:
     """The groups that have a commit in a directory, by their manifests."""
-    return sorted(Manifest.load(path).group for path in directory.glob(f"*{ENDING}"))
+    return sorted(unquote(path.stem) for path in directory.glob(f"*{ENDING}"))
 
 
 def clear_leftovers(directory: Path) -> None:

@@ -11,42 +11,37 @@ is added later has to fit into that.
 
 from __future__ import annotations
 
-import os
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack, suppress
-from dataclasses import replace
+from contextlib import ExitStack
+from dataclasses import fields, replace
 from functools import partial
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
-from plait.cluster.disk import measure_disk
-from plait.errors import UsageError
+from plait.errors import FileError, UsageError
 from plait.job import Job
-from plait.spill import units
 from plait.spill.alternator import Alternator
 from plait.spill.announcement import announce, foretell
 from plait.spill.cloning import cloned, take_over
 from plait.spill.device import Device, ScriptStop, in_device
-from plait.spill.export import is_exporting
-from plait.spill.footprint import Footprint, private_bytes
-from plait.spill.outcome import End, Outcomes
-from plait.spill.plan import SpillPlan
+from plait.spill.footprint import Footprint
+from plait.spill.installation import Installation
+from plait.spill.lock import Lock
+from plait.spill.outcome import End, Outcome, Outcomes
 from plait.spill.policies import policy
-from plait.spill.preparation import MARGIN_BYTES, Known, Planner, Preparation, divide, unit_seconds
+from plait.spill.preparation import Known
 from plait.spill.progress import Show, progress
 from plait.spill.record import Record
 from plait.spill.results import Results
 from plait.spill.selection import Decision
-from plait.spill.settings import Settings, check_jobs
-from plait.spill.sharing import define, group_of
-from plait.spill.store import Store
+from plait.spill.settings import Settings, as_list, check_jobs
 from plait.spill.task import Task
 from plait.timeline import Timeline
 
-_DISK_PROBE_BYTES = 64 << 20
+_LOCK = "run.lock"
 Result = TypeVar("Result")
 
 
@@ -62,32 +57,37 @@ class Fitting:
         self.settings = Settings(**settings)
         self.decide: Callable[[Task], Decision] | None = None
         """Asked between the steps of every task, in the loop's thread."""
-        self.on_end: Callable[[str, End], None] | None = None
-        """Told of every job that ends, in the loop's thread."""
+        self.on_end: Callable[[str, End, Outcome | None], None] | None = None
+        """Told of every job that ends, in the loop's thread; with its outcome, unless its weights are to be
+        written first."""
+        if timeline is not None and not isinstance(timeline, Timeline):
+            raise UsageError(f"{timeline!r} is no timeline", setting="timeline", works="plait.Timeline()")
         self._timeline = timeline
         self._progress = progress(show)
         self._record = Record(self.settings)
         self._stack = ExitStack()
-        self.devices: list[Device] = []
-        """Those that were started."""
-        self._prepared: Preparation | None = None
-        self._planner: Planner | None = None
-        self._device_bytes = 0
-        """What the process of a device may hold of its own."""
-        self._store: Store | None = None
+        self._installation = Installation(self._record, timeline)
         self._alternator: Alternator | None = None
         self._names: list[str] = []
         """Of all jobs, in the order in which they came."""
         self._results = Results(self.settings, self._record)
-        self._footprint = Footprint(self._pids, self._shared_bytes)
+        self._footprint = Footprint(self._installation.pids, self._installation.shared_bytes)
         self._copier = ThreadPoolExecutor(1, thread_name_prefix="plait-clone")
         self._over = threading.Event()
         self._failure: BaseException | None = None
         self._interrupted = False
+        self._ended = False
+
+    @property
+    def devices(self) -> Sequence[Device]:
+        """Those that were started."""
+        return self._installation.devices
 
     # Its life.
 
     def __enter__(self) -> Self:
+        # Before anything in the directory is looked at: what another run is about to write is not known.
+        self._stack.callback(Lock(self.settings.path / _LOCK).release)
         self._stack.enter_context(self._progress)
         self._stack.enter_context(self._footprint)
         return self
@@ -104,7 +104,8 @@ class Fitting:
                 device.stop()
             if ended:
                 self._finish_all()
-            self._close()
+            finished = self._results.has_finished(self._names)
+            self._installation.close(self.settings, keep=not finished, names=self._names)
             self._finish_all()
 
     def _finish_all(self) -> None:
@@ -112,45 +113,47 @@ class Fitting:
         self._copier.shutdown(wait=True, cancel_futures=True)
         self._results.finish(cancel=True)
 
-    def _close(self) -> None:
-        """Give up the store; what is committed of jobs that have not finished stays."""
-        if self._store is None:
-            return
-        self._store.close(keep=not self._results.has_finished(self._names))
-        with suppress(OSError):  # it is not empty
-            self.settings.state.rmdir()
-
     # What users do.
 
-    def add(self, jobs: Job | Sequence[Job]) -> None:
+    def add(self, jobs: Job | Iterable[Job]) -> None:
         """Have more jobs run; the first call starts the devices and divides the memory.
 
-        All that could be wrong with a job is found here, before it begins.
+        All that could be wrong with a job is found here, before it begins. Where what the directory holds of
+        a job is damaged, that job alone fails.
         """
-        given = [jobs] if isinstance(jobs, Job) else list(jobs)
+        if self._ended or self._over.is_set():
+            raise UsageError(
+                "this run has ended: nothing can be added to it",
+                setting="jobs",
+                works="add() before wait(), or another Fitting with resume=True",
+            )
+        given = as_list(jobs)
         check_jobs(given, self._names)
-        if self._prepared is None:
+        if not self._installation.is_started:
             given = self._lend(given)
         self._record.check(given)
-        fresh = [job for job in given if self._record.outcome(job.name) is None]
-        if fresh:
-            known = self._preparation(fresh).learn(fresh)
-            if self._planner is None:
-                self._begin(known)
-            tasks = [self._task(one) for one in known]
-            self._announce(tasks)
-            for task in tasks:
-                if task.end == "finished":
-                    self._results.export(task)
-                self._in_loop(partial(Alternator.add, task=task))
+        sound = []
+        for job in given:
+            if (trouble := self._record.trouble(job.name)) is not None:
+                self._refuse(job, trouble)
+            else:
+                sound.append(job)
+        self._start([job for job in sound if self._record.outcome(job.name) is None])
         self._names += [job.name for job in given]
-        self._results.recall(given)
+        self._results.recall(sound)
+
+    def recall(self, outcome: Outcome) -> None:
+        """Have the outcome of an earlier run among those of this one, in place of the job itself."""
+        self._names.append(outcome.name)
+        self._results.put(outcome)
 
     def stop(self, name: str) -> None:
         """End a job; its memory and disk are free as soon as the unit that it computes is done.
 
         A job that has ended stays as it is.
         """
+        if self._results.outcome_of(name) is not None:
+            return
 
         def stop(loop: Alternator) -> None:
             if name not in loop.tasks or loop.tasks[name].state != "ended":
@@ -159,7 +162,7 @@ class Fitting:
         self._in_loop(stop).result()
 
     def pause(self, name: str) -> None:
-        """Let a job wait after the unit that it computes; others may have its memory."""
+        """Let a job wait when the step that it is at is done; others then have its memory."""
         self._in_loop(lambda loop: setattr(self._found(loop, name), "paused", True)).result()
 
     def go_on(self, name: str) -> None:
@@ -183,13 +186,17 @@ class Fitting:
         of optimizer stay the same; learning rates, schedules, seeds and steps may change.
         """
         task = self._in_loop(lambda loop: self._found(loop, source)).result()
+        unknown = sorted(changes.keys() - {field.name for field in fields(Job)})
+        if unknown:
+            known_fields = ", ".join(field.name for field in fields(Job))
+            raise UsageError(f"a job has no {unknown[0]!r}", setting="changes", works=known_fields)
         job = replace(task.job, name=name, **changes)
         check_jobs([job], self._names)
         self._record.check([job])
         if self._record.job_of(name) is not None:  # of a run that goes on
             self.add(job)
             return job
-        (known,) = self._preparation([job]).learn([job])
+        (known,) = self._installation.learn([job], self.settings)
         made = cloned(task, known)
         self._names.append(name)
         self._in_loop(lambda loop: loop.hold(task, partial(self._copy, task, made))).result().result()
@@ -216,6 +223,7 @@ class Fitting:
                     if self._interrupted:
                         raise
                     self.interrupt()
+        self._ended = True
         self._copier.shutdown(wait=True)
         self._results.finish()
         if self._failure is not None:
@@ -225,7 +233,11 @@ class Fitting:
             raise KeyboardInterrupt
         tasks = [] if self._alternator is None else list(self._alternator.tasks.values())
         return self._results.outcomes(
-            self._names, tasks, memory_bytes=self._footprint.peak_bytes, devices=self.settings.devices
+            self._names,
+            tasks,
+            memory_bytes=self._footprint.peak_bytes,
+            budget_bytes=self.settings.memory_bytes,
+            devices=self.settings.devices,
         )
 
     # How it begins.
@@ -242,44 +254,40 @@ class Fitting:
             )
         return wider
 
-    def _preparation(self, jobs: Sequence[Job]) -> Preparation:
-        """With the devices, which are started when they are needed first."""
-        if self._prepared is None:
-            settings, threads = self.settings, max(job.threads for job in jobs)
-            self.devices = [
-                Device(i, cores=settings.cores(i), threads=threads) for i in range(settings.devices)
-            ]
-            for device in self.devices:
-                device.start()
-            self._prepared = Preparation(self.devices)
-        return self._prepared
+    def _start(self, jobs: Sequence[Job]) -> None:
+        """Have jobs run that have not finished."""
+        if not jobs:
+            return
+        known = self._installation.learn(jobs, self.settings)
+        if self._alternator is None:
+            self._begin(known)
+        tasks = self._installation.tasks(known, self.settings, self._refuse)
+        self._announce(tasks)
+        for task in tasks:
+            if task.end == "finished":
+                self._results.export(task)
+            self._in_loop(partial(Alternator.add, task=task))
+
+    def _refuse(self, job: Job, error: FileError) -> None:
+        """A job cannot go on; others can."""
+        outcome = Outcome(name=job.name, end="failed", error=str(error), job=job.to_json())
+        self._results.put(outcome)
+        self.noted(f"job {job.name} cannot go on: {error}")
+        if self.on_end is not None:
+            self.on_end(job.name, "failed", outcome)
 
     def _begin(self, known: Sequence[Known]) -> None:
         """Divide the memory, open the store, and start the loop."""
-        settings = self.settings
-        # Each device will come to hold what the busiest of them does now: torch, and the models as chains.
-        idle = max(private_bytes(device.pid) for device in self.devices)
-        own = private_bytes() + settings.devices * idle
-        planner = self._planner = divide(
-            known,
-            [SpillPlan.from_json(note["plan"]) for one in known if (note := self._record.note(one.job.name))],
-            memory_bytes=settings.memory_bytes,
-            own_bytes=own + (settings.devices + 1) * MARGIN_BYTES,
-            devices=settings.devices,
-            cores=len(settings.cores(0)),
-            disk=measure_disk(settings.path, size_bytes=_DISK_PROBE_BYTES),
-        )
-        opened = Store.open if settings.resume else Store.create
-        self._store = opened(settings.state, memory_bytes=planner.budget.arena_bytes, timeline=self._timeline)
-        self._results.store = self._store
-        self._device_bytes = idle + planner.budget.private_bytes
-        for device in self.devices:
-            self._map(device)
+        settings, ground = self.settings, self._installation
+        ground.open(known, settings)
+        assert ground.store is not None, "it is open"
+        assert ground.planner is not None, "the memory is divided"
+        self._results.store = ground.store
         self._alternator = Alternator(
-            store=self._store,
-            devices=self.devices,
-            revive=self._revive,
-            private_bytes=planner.budget.private_bytes,
+            store=ground.store,
+            devices=ground.devices,
+            revive=ground.revive,
+            private_bytes=ground.planner.budget.private_bytes,
             policy=policy(settings.policy),
             listener=self,
             commit_every=settings.commit_every,
@@ -291,18 +299,6 @@ class Fitting:
             target=self._run, args=(self._alternator,), name="plait-alternator", daemon=True
         ).start()
 
-    def _map(self, device: Device) -> None:
-        """Give a device the memory that it computes in: the arena, and what it has of its own."""
-        assert self._store is not None, "there is an arena to map"
-        device.map(self._store.arena_fd, self._store.arena_bytes)
-        device.call("keep_freed", self._device_bytes)
-
-    def _revive(self, device: Device) -> None:
-        """Start a device that has died."""
-        device.stop()
-        device.start()
-        self._map(device)
-
     def _run(self, alternator: Alternator) -> None:
         started = time.monotonic()
         try:
@@ -313,42 +309,14 @@ class Fitting:
             self._results.seconds = time.monotonic() - started
             self._over.set()
 
-    def _task(self, known: Known) -> Task:
-        """A job as the loop knows it, with its segments defined; from its last commit where there is one."""
-        assert self._planner is not None, "the memory is divided"
-        assert self._store is not None, "the store is open"
-        job, note = known.job, self._record.note(known.job.name)
-        if note is None:
-            plan, head = self._planner.plan(known), units.Head(job=job.name)
-        else:
-            plan, head = SpillPlan.from_json(note["plan"]), units.Head.from_json(note["head"])
-            if head.stage == "done" and head.step < known.description.steps:
-                head = replace(head, stage="step")
-        start = self.settings.weights.get(job.name)
-        frozen = any(not parameter.trained for parameter in known.description.parameters)
-        task = Task(
-            job=job,
-            description=replace(known.description, shares=frozen, base=f"{known.description.base} {start}"),
-            weights=start,
-            plan=plan,
-            head=head,
-            unit_seconds=unit_seconds(known, plan),
-            committed_step=head.step,
-        )
-        task.shared = group_of(task)
-        if is_exporting(note):  # all that is left is to write the rest of its weights
-            task.state, task.end = "ended", "finished"
-        else:
-            define(self._store, task.description, plan)
-        return task
-
     def _announce(self, tasks: Sequence[Task]) -> None:
         """Say what is to be expected."""
-        assert self._planner is not None, "the run has begun"
-        budget = self._planner.budget
-        for line in announce(tasks, budget, self._planner.disk):
-            self._progress.say(line)
-        self._results.expect(foretell(tasks, budget))
+        planner = self._installation.planner
+        assert planner is not None, "the run has begun"
+        if tasks:
+            for line in announce(tasks, planner.budget, planner.disk):
+                self._progress.say(line)
+            self._results.expect(foretell(tasks, planner.budget))
 
     # What happens meanwhile.
 
@@ -392,8 +360,8 @@ class Fitting:
 
     def _copy(self, source: Task, made: Task, resume: Callable[[], None]) -> Future[None]:
         """Copy a task's state to that of its clone, which then begins; the source waits meanwhile."""
-        assert self._store is not None, "the run has begun"
-        store = self._store
+        store = self._installation.store
+        assert store is not None, "the run has begun"
 
         def copy() -> None:
             try:
@@ -417,19 +385,9 @@ class Fitting:
         """Take down what came of a task."""
         self._results.take(task)
         if self.on_end is not None and task.end is not None:
-            self.on_end(task.name, task.end)
+            self.on_end(task.name, task.end, self._results.outcome_of(task.name))
 
     def noted(self, text: str) -> None:
         """Keep and show what a user should know."""
         self._results.notes.append(text)
         self._progress.say(text)
-
-    def _pids(self) -> list[int]:
-        return [device.pid for device in self.devices if device.alive]
-
-    def _shared_bytes(self) -> int:
-        """Of the arena, what has been touched."""
-        try:
-            return 0 if self._store is None else os.fstat(self._store.arena_fd).st_blocks * 512
-        except OSError:  # it has just been closed
-            return 0

@@ -14,7 +14,7 @@ from typing import Protocol
 
 from plait.spill.description import Buffer, Description, Parameter
 from plait.spill.plan import Activations
-from plait.spill.segment import ALIGNMENT_BYTES, Entry, Segment, padded
+from plait.spill.segment import ALIGNMENT_BYTES, SHARED, Entry, Segment, padded
 
 PARAMETER = "parameter:"
 """Before the name of a tied parameter where its gradient travels as a value's does."""
@@ -154,7 +154,7 @@ class Homes:
         if not self.description.shares:
             return self.job
         cuts = hashlib.sha256(repr((self.description.base, self._edges)).encode()).hexdigest()
-        return f"_shared-{cuts[:16]}"  # no job has such a name
+        return f"{SHARED}{cuts[:16]}"  # no job has such a name
 
     def _place_buffers(self) -> None:
         groups: dict[str, tuple[int, list[Buffer]]] = {}

@@ -17,11 +17,10 @@ from urllib.parse import quote
 
 from plait import native
 from plait.errors import FileError, UsageError
-from plait.spill.disk import BLOCK_BYTES, damaged
+from plait.spill.disk import BLOCK_BYTES, ENDING, damaged
 from plait.spill.segment import Entry, Segment
 
 FORMAT = "plait.spill.manifest/1"
-ENDING = ".manifest"
 FILE_ENDING = ".segments"
 PARTIAL_ENDING = ".partial"
 _LONGEST_NAME = 200
@@ -85,9 +84,9 @@ class Manifest:
             data = json.loads(path.read_bytes())
             found, checksum, content = data["format"], data["checksum"], data["content"]
         except OSError as error:
-            raise damaged(f"manifest {path} cannot be read: {error.strerror}") from None
+            raise damaged(f"manifest {path} cannot be read: {error.strerror}", path) from None
         except (ValueError, TypeError, KeyError) as error:
-            raise damaged(f"{path} is not a manifest: {type(error).__name__}: {error}") from None
+            raise damaged(f"{path} is not a manifest: {type(error).__name__}: {error}", path) from None
         if found != FORMAT:
             raise FileError(
                 f"manifest {path} has the format {found!r}", setting="directory", works=f"one of {FORMAT}"
@@ -95,16 +94,17 @@ class Manifest:
         text = json.dumps(content, separators=(",", ":"), sort_keys=True)
         if _checksum(text) != checksum:
             raise damaged(
-                f"manifest {path} is damaged: its checksum is {_checksum(text)!r}, not {checksum!r}"
+                f"manifest {path} is damaged: its checksum is {_checksum(text)!r}, not {checksum!r}", path
             )
         try:
             manifest = _manifest(content)
         except (ValueError, TypeError, KeyError) as error:
-            raise damaged(f"manifest {path} lacks something: {type(error).__name__}: {error}") from None
+            raise damaged(f"manifest {path} lacks something: {type(error).__name__}: {error}", path) from None
         if content["block_bytes"] != BLOCK_BYTES or path.name != name_of(manifest.group) + ENDING:
             raise damaged(
                 f"manifest {path} is of group {manifest.group!r} with blocks of {content['block_bytes']}"
-                f" bytes, not {BLOCK_BYTES}, or was renamed"
+                f" bytes, not {BLOCK_BYTES}, or was renamed",
+                path,
             )
         return manifest
 

@@ -79,23 +79,30 @@ class Outcome:
     def load(cls, file: Path) -> Outcome:
         """Read what :meth:`to_json` wrote into a file; the weights are beside it."""
         try:
-            content: dict[str, Any] = json.loads(file.read_text())
-            if content.pop("format") != FORMAT:
-                raise ValueError("another format")
-            weights = content.pop("weights")
-            evaluations = tuple(Evaluated(**evaluated) for evaluated in content.pop("evaluations"))
-            losses, skipped = tuple(content.pop("losses")), tuple(content.pop("skipped"))
-            return cls(
-                weights=None if weights is None else file.parent / weights,
-                evaluations=evaluations,
-                losses=losses,
-                skipped=skipped,
-                **content,
-            )
+            return cls.from_json(json.loads(file.read_text()), folder=file.parent)
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise FileError(
-                f"{file} is not the outcome of a job: {error}", setting="directory", works="what fit() wrote"
+                f"{file} is not the outcome of a job: {error}",
+                setting="directory",
+                works=f"what fit() wrote; or delete {file}, and the job goes on from its state, or begins",
             ) from None
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any], *, folder: Path) -> Outcome:
+        """Read what :meth:`to_json` gave, taken out of its text; weights are in that folder."""
+        content = dict(data)
+        if content.pop("format") != FORMAT:
+            raise ValueError("another format")
+        weights = content.pop("weights")
+        evaluations = tuple(Evaluated(**evaluated) for evaluated in content.pop("evaluations"))
+        losses, skipped = tuple(content.pop("losses")), tuple(content.pop("skipped"))
+        return cls(
+            weights=None if weights is None else folder / weights,
+            evaluations=evaluations,
+            losses=losses,
+            skipped=skipped,
+            **content,
+        )
 
     def __str__(self) -> str:
         loss = f", loss {self.losses[-1]:.4g}" if self.losses else ""

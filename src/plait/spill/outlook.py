@@ -72,7 +72,7 @@ class Outlook:
     def _may_run(self, slot: Slot, task: Task) -> bool:
         return (
             task.state == "waiting"
-            and not task.paused
+            and not task.stays
             and task.tied in (None, slot.index)
             and self._sharing.allows(task)
             and self._fits(slot, task)
@@ -90,7 +90,7 @@ class Outlook:
     def expect(self) -> None:
         """Tell the store what comes: of what runs and is next first, one unit of each job in turn."""
         begun = [turn.task for slot in self._slots for turn in (slot.running, slot.next) if turn is not None]
-        rest = [task for task in self._tasks.values() if task.state == "waiting" and not task.paused]
+        rest = [task for task in self._tasks.values() if task.state == "waiting" and not task.stays]
         rest.sort(key=lambda task: -task.remaining_seconds)
         ahead = [task.upcoming()[: None if self._stays else _SOON] for task in begun]
         order = [unit for turn in zip_longest(*ahead) for unit in turn if unit is not None]

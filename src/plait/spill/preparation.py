@@ -8,7 +8,7 @@ device's own working memory, so that all jobs together should take the least tim
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from plait.cluster.disk import DiskSpeed
@@ -26,6 +26,8 @@ MARGIN_BYTES = 24 << 20
 """For each process: what it may come to need beside tensors."""
 _OWN_LEAST_BYTES = 4 << 20
 """Of a device: small tensors come and go besides those that are planned."""
+SLACK_BYTES = 4 << 20
+"""For each process: left over when jobs are planned, since what it takes differs between runs."""
 _DIVISIONS = 6
 """Ways to divide the budget that are tried."""
 _MEASURED_ALIKE = ("name", "seed", "steps", "epochs", "evaluation", "schedule", "nonfinite", "clip_norm")
@@ -142,7 +144,7 @@ def unit_seconds(known: Known, plan: SpillPlan) -> dict[tuple[str, int], float]:
 
 def divide(
     known: Sequence[Known],
-    begun: Sequence[SpillPlan] = (),
+    begun: Mapping[str, SpillPlan] | None = None,
     *,
     memory_bytes: int,
     own_bytes: int,
@@ -152,26 +154,40 @@ def divide(
 ) -> Planner:
     """Divide the budget so that the jobs should take the least time together; refuse one that is too small.
 
-    ``begun`` are plans of jobs that go on: they cannot change any more, and have to fit.
+    ``begun`` are plans of jobs that go on, by name: they cannot change any more, and have to fit. Where there
+    is too little room for as many of them at a time as there are devices, they wait for each other.
     """
+    begun = begun or {}
     at_once = min(devices, len(known))
     least = [
         smallest(Intervals.of(one.description, one.costs), devices=at_once)
         for one in {(id(one.costs), one.description.clips): one for one in known}.values()
     ]
-    owns = [of.private_bytes for of in least] + [of.forecast.private_peak_bytes for of in begun]
-    arenas = [of.arena_bytes for of in least] + [at_once * of.forecast.arena_peak_bytes for of in begun]
+    owns = [of.private_bytes for of in least] + [of.forecast.private_peak_bytes for of in begun.values()]
+    arenas = [of.arena_bytes for of in least] + [of.forecast.arena_peak_bytes for of in begun.values()]
     own_least, arena_least = max(_OWN_LEAST_BYTES, *owns), max(arenas)
-    left = memory_bytes - own_bytes
     need = arena_least + devices * own_least
+    slack = (devices + 1) * SLACK_BYTES
+    if begun:  # this is what the slack was left for
+        slack = min(slack, max(0, memory_bytes - own_bytes - need))
+    own_bytes += slack
+    left = memory_bytes - own_bytes
     if left < need:
         largest = max(least, key=lambda of: of.arena_bytes + devices * of.private_bytes)
+        needs = {f"at least {largest}": largest.arena_bytes + devices * largest.private_bytes}
+        for name, plan in begun.items():
+            shared, own = plan.forecast.arena_peak_bytes, plan.forecast.private_peak_bytes
+            text = (
+                f"{format_bytes(shared)} shared and {format_bytes(own)} on each device for job {name!r}, "
+                "which was begun and keeps its cuts"
+            )
+            needs[text] = shared + devices * own
         raise UsageError(
             f"{format_bytes(memory_bytes)} of memory leave {format_bytes(max(0, left))} beside the "
             f"{format_bytes(own_bytes)} that {devices + 1} processes take by themselves, and training takes "
-            f"at least {largest}",
+            f"{max(needs, key=lambda text: needs[text])}",
             setting="memory",
-            works=f"{_rounded(own_bytes + need) >> 20}MiB, or fewer devices",
+            works=f"{_rounded(own_bytes + need) >> 20}MiB" + (", or fewer devices" if devices > 1 else ""),
         )
     best: tuple[float, Planner] | None = None
     own_most = max(own_least, (left - arena_least) // devices)

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, Protocol, Self
 
+from plait.errors import UsageError
 from plait.units import format_seconds
 
 if TYPE_CHECKING:
@@ -65,6 +66,8 @@ class Progress(Protocol):
 
 def progress(show: Show) -> Progress:
     """The progress that a user asked for."""
+    if show is not None and not isinstance(show, bool) and not callable(show):
+        raise UsageError(f"show is {show!r}", setting="show", works="None, True, False or a function")
     if show is False:
         return Lines(lambda text: None)
     if callable(show):

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
 from typing import Any
 
 from plait.destination import not_written
 from plait.errors import FileError, UsageError
 from plait.job import Job
+from plait.spill.disk import ENDING
 from plait.spill.group import committed_groups
-from plait.spill.manifest import ENDING, Manifest, name_of
+from plait.spill.manifest import Manifest, name_of
 from plait.spill.outcome import Outcome
 from plait.spill.settings import Settings
 
@@ -19,8 +21,13 @@ class Record:
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
-        self._held = committed_groups(settings.state) if settings.state.is_dir() else []
-        """What was there before the run."""
+        self._notes: dict[str, dict[str, Any]] = {}
+
+    @cached_property
+    def _held(self) -> list[str]:
+        """What was there before the run; looked at when the directory is ours."""
+        state = self._settings.state
+        return committed_groups(state) if state.is_dir() else []
 
     def check(self, jobs: Sequence[Job]) -> None:
         """Refuse to begin jobs where earlier ones would be lost, or to go on with jobs that have changed."""
@@ -34,6 +41,8 @@ class Record:
                 works="resume=True to go on with them, or another directory",
             )
         for job in jobs:
+            if self.trouble(job.name) is not None:
+                continue
             text = self.job_of(job.name)
             other = None if text is None else job.differs(text)
             if other is not None:
@@ -51,6 +60,15 @@ class Record:
                     setting="steps",
                     works=f"{outcome.steps}, or another directory",
                 )
+
+    def trouble(self, name: str) -> FileError | None:
+        """Why a job cannot go on: what the directory holds of it is damaged."""
+        try:
+            if self.outcome(name) is None:
+                self.note(name)
+        except FileError as error:
+            return error
+        return None
 
     def job_of(self, name: str) -> str | None:
         """The job of that name as it was begun, as JSON."""
@@ -71,7 +89,9 @@ class Record:
         """What the last commit says of a job."""
         if not self._settings.resume or name not in self._held:
             return None
-        return dict(Manifest.load(self._settings.state / (name_of(name) + ENDING)).note)
+        if name not in self._notes:
+            self._notes[name] = dict(Manifest.load(self._settings.state / (name_of(name) + ENDING)).note)
+        return self._notes[name]
 
     def save(self, outcome: Outcome) -> None:
         """Write the outcome of a job that has finished, all of it or nothing."""

@@ -15,6 +15,7 @@ from plait.spill.record import Record
 from plait.spill.settings import Settings
 from plait.spill.store import Store
 from plait.spill.task import Task
+from plait.units import format_bytes
 
 
 class Results:
@@ -47,14 +48,18 @@ class Results:
         """Take over outcomes of earlier runs that the directory holds."""
         for job in jobs:
             if (outcome := self._record.outcome(job.name)) is not None:
-                self._outcomes[job.name] = outcome
+                self.put(outcome)
+
+    def put(self, outcome: Outcome) -> None:
+        """Take over the outcome of a job that does not run."""
+        self._outcomes[outcome.name] = outcome
 
     def take(self, task: Task) -> None:
         """Take down what came of a task that has ended."""
         if task.end == "finished":
             self.export(task)
         else:
-            self._outcomes[task.name] = self._outcome(task)
+            self.put(self._outcome(task))
 
     def export(self, task: Task) -> None:
         """Have a finished task's weights and outcome written, and its state's room given back."""
@@ -81,7 +86,7 @@ class Results:
         except Exception as error:  # its state stays, and resume tries again
             task.fail(error)
             task.end, weights = "failed", None
-        self._outcomes[task.name] = self._outcome(task, weights)
+        self.put(self._outcome(task, weights))
 
     def _outcome(self, task: Task, weights: Path | None = None) -> Outcome:
         head = task.head
@@ -99,12 +104,29 @@ class Results:
             job=task.job.to_json(),
         )
 
+    def outcome_of(self, name: str) -> Outcome | None:
+        """What came of a job, if that is known already."""
+        return self._outcomes.get(name)
+
     def outcomes(
-        self, names: Sequence[str], tasks: Sequence[Task], *, memory_bytes: int, devices: int
+        self,
+        names: Sequence[str],
+        tasks: Sequence[Task],
+        *,
+        memory_bytes: int,
+        budget_bytes: int,
+        devices: int,
     ) -> Outcomes:
         """All outcomes, in the order of the names, with what was foretold and what was measured."""
         moved = None if self.store is None else self.store.statistics()
         busy = [task.busy_seconds for task in tasks]
+        if memory_bytes > budget_bytes:
+            self.notes.append(
+                f"all processes together held {format_bytes(memory_bytes)} at their peak, "
+                f"{format_bytes(memory_bytes - budget_bytes)} more than the {format_bytes(budget_bytes)} of "
+                "memory they were given: a job's own code, or this program, took more than when jobs were "
+                "measured"
+            )
         measured = Figures(
             memory_bytes=memory_bytes,
             disk_bytes=self._disk_bytes,

@@ -1,7 +1,8 @@
 """Model selection over jobs that take turns: trials begin, pause, go on and are given up as they compare.
 
 What was asked of the selection and told to it is written down as it happens. A selection is pure, so the
-same calls bring it to the same state: a search that was killed goes on where it was.
+same calls bring it to the same state: a search that was killed goes on where it was, and one that is over
+gives its outcomes again.
 """
 
 from __future__ import annotations
@@ -15,12 +16,13 @@ from typing import Any
 from plait.errors import FileError, UsageError
 from plait.job import Job
 from plait.spill.handle import Fitting
-from plait.spill.outcome import End, Outcomes
-from plait.spill.selection import Decision, Selection
+from plait.spill.outcome import End, Outcome, Outcomes
+from plait.spill.selection import DECISIONS, Decision, Selection
 from plait.spill.task import Task
 from plait.units import parse_whole
 
 LOG = "selection.jsonl"
+_OUTCOME = "outcome"
 
 
 def search(
@@ -34,7 +36,8 @@ def search(
 
     Args:
         at_once: Trials under way at a time; by default two for each device.
-        settings: As for :func:`plait.spill.fit`. With ``resume=True``, give a selection made like the first.
+        settings: As for :func:`plait.spill.fit`. With ``resume=True``, give a selection made like the first;
+            where the search is over already, its outcomes are returned again.
     """
     with Fitting(**settings) as fitting:
         count = 2 * fitting.settings.devices if at_once is None else parse_whole(at_once, setting="at_once")
@@ -66,7 +69,10 @@ class _Driver:
         self._news = False
         self._added: set[str] = set()
         self._log = _Log(fitting.settings.path / LOG, resume=fitting.settings.resume)
-        self._log.replay(selection)
+        self._ended = self._log.replay(selection)
+        """Trials of an earlier run that were stopped or failed."""
+        for outcome in self._ended.values():
+            fitting.recall(outcome)
 
     # In the caller's thread.
 
@@ -90,16 +96,29 @@ class _Driver:
         return not done
 
     def _begin(self, count: int) -> list[Job]:
-        trials = self._selection.trials.values()
-        # Of a search that goes on, all that had not ended; what was paused is to come to the same step again.
-        begin = [t.job for t in trials if t.state in ("running", "paused") and t.job.name not in self._added]
+        # Of a search that goes on, all but those whose end was written down: what was paused is to come to
+        # the same step again, and what has finished may not have been exported.
+        known = {*self._added, *self._ended}
+        begin = {name: trial.job for name, trial in self._selection.trials.items() if name not in known}
         while sum(trial.state == "running" for trial in self._selection.trials.values()) < count:
             job = self._selection.next()
+            if job is not None and job.name not in known and job.name not in begin:
+                self._check(job)
             self._log.write("next", None if job is None else job.name)
             if job is None:
                 break
-            begin.append(job)
-        return begin
+            begin[job.name] = job
+        return list(begin.values())
+
+    def _check(self, job: Job) -> None:
+        """Refuse a new trial that has an outcome already: nothing would be reported of it."""
+        file = self._fitting.settings.outcome_of(job.name)
+        if file.exists():
+            raise FileError(
+                f"{file} is of a trial that {self._log.path} does not know",
+                setting="directory",
+                works="another directory, or the log of that search beside its outcomes",
+            )
 
     def wait(self) -> None:
         """Wait until something has been reported."""
@@ -116,8 +135,8 @@ class _Driver:
                 self._fitting.stop(name)
 
     def close(self) -> None:
-        """The search is over, and its log with it."""
-        self._log.remove()
+        """The search is over; its log stays beside the outcomes, and says what came of all trials."""
+        self._log.close()
 
     # In the loop's thread.
 
@@ -139,18 +158,20 @@ class _Driver:
             if step < trial.step:
                 return "continue"  # gone back: this is known
             if step == trial.step:
-                return "pause" if trial.state == "paused" else "continue"
+                return DECISIONS[trial.state]
             self._log.write("report", task.name, step, value)
             decision = self._selection.report(task.name, step, value)
             self._tell()
         return decision
 
-    def ended(self, name: str, end: End) -> None:
+    def ended(self, name: str, end: End, outcome: Outcome | None) -> None:
         """A trial has ended; one that failed is not waited for."""
         with self._lock:
             if end == "failed" and name in self._selection.trials:
                 self._log.write("fail", name)
                 self._selection.fail(name)
+            if outcome is not None and end in ("stopped", "failed"):
+                self._log.write(_OUTCOME, json.loads(outcome.to_json()))
             self._tell()
 
     def _tell(self) -> None:
@@ -159,18 +180,22 @@ class _Driver:
 
 
 class _Log:
-    """The calls of a selection, in their order, as lines of JSON."""
+    """The calls of a selection, in their order, and what came of trials that were given up: lines of JSON."""
 
     def __init__(self, path: Path, *, resume: bool) -> None:
-        self._path = path
-        if not resume:
-            path.unlink(missing_ok=True)
+        self.path = path
+        if not resume and path.exists():
+            raise FileError(
+                f"{path.parent} holds a search of an earlier run",
+                setting="resume, directory",
+                works="resume=True to go on with it, or another directory",
+            )
         self._file = path.open("a+", encoding="ascii")
 
-    def replay(self, selection: Selection) -> None:
+    def replay(self, selection: Selection) -> dict[str, Outcome]:
         """Bring a selection to where the log ends; its last line may be cut short."""
         self._file.seek(0)
-        whole = 0
+        whole, outcomes = 0, {}
         for line in self._file.read().splitlines(keepends=True):
             if not line.endswith("\n"):
                 break
@@ -181,13 +206,17 @@ class _Log:
                 name = None if job is None else job.name
                 if name != args[0]:
                     raise FileError(
-                        f"{self._path} is of another selection: trial {args[0]!r} was next, now {name!r} is",
+                        f"{self.path} is of another selection: trial {args[0]!r} was next, now {name!r} is",
                         setting="selection",
                         works="the same job, space, rules, sampler and seed",
                     )
+            elif call == _OUTCOME:
+                outcome = Outcome.from_json(args[0], folder=self.path.parent)
+                outcomes[outcome.name] = outcome
             else:
                 getattr(selection, call)(*args)
         self._file.truncate(whole)
+        return outcomes
 
     def write(self, *call: Any) -> None:
         """Write down a call before it takes effect."""
@@ -195,7 +224,6 @@ class _Log:
         self._file.flush()
         os.fsync(self._file.fileno())
 
-    def remove(self) -> None:
-        """Close it, and remove the file."""
+    def close(self) -> None:
+        """Nothing more happens."""
         self._file.close()
-        self._path.unlink(missing_ok=True)

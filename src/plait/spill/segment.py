@@ -16,6 +16,8 @@ from plait.errors import UsageError
 PAGE_BYTES = 4096
 ALIGNMENT_BYTES = 64
 """Of a tensor within its segment: a line of the cache."""
+SHARED = "_shared-"
+"""How the names of groups begin that belong to several jobs; no job's does."""
 
 Mode = Literal["read", "write", "change"]
 """What a unit does with a segment: ``write`` needs nothing of what it held before."""

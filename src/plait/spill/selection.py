@@ -146,7 +146,7 @@ class Selection:
             trial.state = "stopped" if trial.number in bracket.hopeless() else "paused"
             self._sampler.tell(trial.number, step, self._sign * value, finished=False)
         self._settle()
-        return _DECISIONS[trial.state]
+        return DECISIONS[trial.state]
 
     def fail(self, name: str) -> None:
         """A trial cannot go on; the others do not wait for it."""
@@ -194,6 +194,7 @@ class Selection:
         return next(trial for trial in self.trials.values() if trial.number == number)
 
 
-_DECISIONS: dict[State, Decision] = {
+DECISIONS: dict[State, Decision] = {
     "running": "continue", "finished": "continue", "paused": "pause", "stopped": "stop"
 }  # fmt: skip
+"""What a trial's state means for its job."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import get_args
@@ -11,8 +11,13 @@ from plait.cluster.machine import memory_limit_bytes, memory_total_bytes, usable
 from plait.destination import make_folder
 from plait.errors import FileError, UsageError
 from plait.job import Job
+from plait.spill.footprint import private_bytes
 from plait.spill.policies import PolicyName
+from plait.spill.segment import PAGE_BYTES
 from plait.units import format_bytes, parse_bytes, parse_whole
+
+_LIKELY_BYTES = 256 << 20
+"""What a process with torch takes by itself, or about that."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,16 +44,10 @@ class Settings:
     """Where jobs are fewer than devices, give them the cores of those that would be idle."""
 
     def __post_init__(self) -> None:
-        memory = parse_bytes(self.memory)
-        limit = min(memory_total_bytes(), memory_limit_bytes() or memory_total_bytes())
-        if not 0 < memory <= limit:
-            raise UsageError(
-                f"a budget of {format_bytes(memory)} on a machine with {format_bytes(limit)}",
-                setting="memory",
-                works=f"up to {format_bytes(limit)}",
-            )
-        object.__setattr__(self, "memory", memory)
+        for name in ("resume", "prefetch", "export", "lend"):
+            check_bool(getattr(self, name), setting=name)
         object.__setattr__(self, "devices", parse_whole(self.devices, setting="devices"))
+        object.__setattr__(self, "memory", _budget_bytes(self.memory, self.devices))
         if self.commit_every is not None:
             object.__setattr__(self, "commit_every", parse_whole(self.commit_every, setting="commit_every"))
         if self.policy not in get_args(PolicyName):
@@ -62,15 +61,10 @@ class Settings:
                 setting="devices",
                 works=f"1 to {cores}",
             )
-        for name, path in self.weights.items():
-            if not Path(path).exists():
-                raise FileError(
-                    f"there is no {path} for job {name!r} to start from",
-                    setting="weights",
-                    works="a safetensors file, or a folder of them",
-                )
-        make_folder(Path(self.directory), setting="directory")
-        object.__setattr__(self, "directory", Path(self.directory))
+        _check_weights(self.weights)
+        directory = _path(self.directory, setting="directory", works="'runs/first'")
+        make_folder(directory, setting="directory")
+        object.__setattr__(self, "directory", directory)
 
     @property
     def memory_bytes(self) -> int:
@@ -110,6 +104,64 @@ class Settings:
     def outcome_of(self, name: str) -> Path:
         """Where a job's outcome goes."""
         return self.path / f"{name}.json"
+
+
+def _budget_bytes(memory: str | int, devices: int) -> int:
+    """The budget in bytes, where the machine has it and processes could run in it."""
+    budget = parse_bytes(memory)
+    limit = min(memory_total_bytes(), memory_limit_bytes() or memory_total_bytes())
+    # A limit of a control group is rounded down to whole pages: who gives both the same number has that many.
+    if not 0 < budget < limit + PAGE_BYTES:
+        raise UsageError(
+            f"a budget of {format_bytes(budget)} on a machine with {format_bytes(limit)}",
+            setting="memory",
+            works=f"up to {format_bytes(limit)}",
+        )
+    taken = private_bytes()
+    if budget <= taken:
+        likely = taken + (devices + 2) * _LIKELY_BYTES  # and some of it to compute with
+        raise UsageError(
+            f"a budget of {format_bytes(budget)} for {devices + 1} processes, of which this one alone takes "
+            f"{format_bytes(taken)} already",
+            setting="memory",
+            works=f"{min(limit, likely) >> 20}MiB",
+        )
+    return min(budget, limit)
+
+
+def _check_weights(weights: object) -> None:
+    """Refuse files to start from that are not there."""
+    works = "{'a job': 'start.safetensors'}"
+    if not isinstance(weights, Mapping):
+        raise UsageError(f"{weights!r} does not give jobs their weights", setting="weights", works=works)
+    for name, given in weights.items():
+        if not _path(given, setting="weights", works=works).exists():
+            raise FileError(
+                f"there is no {given} for job {name!r} to start from",
+                setting="weights",
+                works="a safetensors file, or a folder of them",
+            )
+
+
+def _path(given: object, *, setting: str, works: str) -> Path:
+    if not isinstance(given, (str, Path)) or not str(given):
+        raise UsageError(f"{given!r} is no path", setting=setting, works=works)
+    return Path(given)
+
+
+def check_bool(given: object, *, setting: str) -> None:
+    """Refuse what is neither True nor False: a text like "no" would count as True."""
+    if not isinstance(given, bool):
+        raise UsageError(f"{setting} is {given!r}", setting=setting, works="True or False")
+
+
+def as_list(jobs: object) -> list[Job]:
+    """Jobs as a list, from one or from anything that yields them; they are not looked at yet."""
+    if isinstance(jobs, Job):
+        return [jobs]
+    if not isinstance(jobs, Iterable):
+        raise UsageError(f"{jobs!r} is not a job", setting="jobs", works="plait.Job(...), or a list of them")
+    return list(jobs)
 
 
 def check_jobs(jobs: Sequence[Job], taken: Sequence[str] = ()) -> None:

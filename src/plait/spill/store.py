@@ -27,7 +27,7 @@ from plait.spill.guard import Guard, closed
 from plait.spill.holding import Holding
 from plait.spill.manifest import check_note
 from plait.spill.movement import Movement
-from plait.spill.segment import PAGE_BYTES, Mode, Request, Segment
+from plait.spill.segment import PAGE_BYTES, Request, Segment
 from plait.spill.statistics import Statistics
 from plait.spill.stream import Streaming
 from plait.timeline import Timeline
@@ -92,12 +92,21 @@ class Store:
         memory_bytes: int,
         disk_bytes: int | None = None,
         timeline: Timeline | None = None,
+        skip_damaged: bool = False,
     ) -> Store:
-        """The store that a directory holds, every group as of its last commit; there may be none yet."""
+        """The store that a directory holds, every group as of its last commit; there may be none yet.
+
+        ``skip_damaged`` leaves groups that cannot be read as they are: ``damaged`` says why.
+        """
         store = cls._made(Path(directory), memory_bytes, disk_bytes, timeline)
         try:
             for name in committed_groups(store._disk.directory):
-                store._catalogue.restore(name)
+                try:
+                    store._catalogue.restore(name)
+                except FileError as error:
+                    if not skip_damaged:
+                        raise
+                    store.damaged[name] = error
             taken = store._catalogue.reserved_bytes
             if disk_bytes is not None and taken > disk_bytes:
                 raise UsageError(
@@ -133,6 +142,11 @@ class Store:
             raise
 
     @property
+    def damaged(self) -> dict[str, FileError]:
+        """Groups that the directory holds and that cannot be read, with the reasons."""
+        return self._catalogue.damaged
+
+    @property
     def arena_fd(self) -> int:
         """The descriptor by which other processes map the memory."""
         return self._arena.fd
@@ -162,17 +176,14 @@ class Store:
             )
         with self._guard.changing():
             self._guard.wait(lambda: segment.group not in self._clearing)
-            known = self._catalogue.holdings.get(segment.key)
-            if known is None:
-                self._catalogue.add(segment, slots=1 if constant else 2)
-            elif known.segment != segment:
-                raise UsageError(
-                    f"segment {segment.key} is known with {known.segment.nbytes} bytes and"
-                    f" {len(known.segment.entries)} tensors, not with these {nbytes} bytes and"
-                    f" {len(segment.entries)} tensors",
-                    setting="segment",
-                    works="the one it was defined as, or drop it first",
-                )
+            if segment.group in self.damaged:
+                raise self.damaged[segment.group]
+            self._catalogue.define(segment, slots=1 if constant else 2)
+
+    def check_room(self, nbytes: int, *, what: str) -> None:
+        """Raise unless the disk has room for so much more; ``what`` needs it."""
+        with self._guard.changing():
+            self._catalogue.check_room(nbytes, what=what)
 
     def request(self, requests: Iterable[Request]) -> Future[Lease]:
         """Ask for segments to be in memory, all of them or none; the future gives the lease.
@@ -180,22 +191,9 @@ class Store:
         Who writes or changes a segment has it alone; who reads it shares it with others who do. The
         future's callbacks must not wait for the store: they run in the threads that it needs.
         """
-        modes: dict[str, Mode] = {}
-        for request in requests:
-            if modes.setdefault(request.key, request.mode) != request.mode:
-                modes[request.key] = "change"
         future: Future[Lease] = Future()
         with self._guard.changing():
-            wants = {self._catalogue[key]: mode for key, mode in modes.items()}
-            fixed = [
-                holding.segment.key for holding, mode in wants.items() if mode != "read" and holding.fixed
-            ]
-            if fixed:
-                raise UsageError(
-                    f"{', '.join(fixed[:3])} is constant, and was committed",
-                    setting="mode",
-                    works="read, or define it as one that changes",
-                )
+            wants = self._catalogue.wanted(requests)
             need = sum(holding.segment.nbytes for holding in wants)
             if need > self.arena_bytes:
                 raise UsageError(
@@ -220,10 +218,7 @@ class Store:
     def missing_bytes(self, requests: Iterable[Request]) -> int:
         """How much of what these ask for would have to be read from the disk now; unknown keys count 0."""
         with self._guard.reading():
-            held = (
-                self._catalogue.holdings.get(key) for key in {r.key for r in requests if r.mode != "write"}
-            )
-            return sum(h.segment.nbytes for h in held if h is not None and h.state in ("absent", "leaving"))
+            return self._catalogue.missing_bytes(requests)
 
     def expect(self, upcoming: Sequence[Sequence[Request]]) -> None:
         """Say what will be requested, in which order; it replaces what was said before.
@@ -311,13 +306,7 @@ class Store:
             if known is None:
                 names = ", ".join(sorted(self._catalogue.groups)[:5])
                 raise UsageError(f"there is no group {group}", setting="group", works=names or "define first")
-            changing = [
-                holding.segment.key
-                for claim in self._admission.claims
-                for holding, mode in claim.wants.items()
-                if mode != "read" and holding.segment.persistent and holding.segment.group == group
-            ]
-            if changing:
+            if changing := self._admission.changing(group):
                 raise UsageError(
                     f"{group} cannot be committed while {', '.join(changing[:3])} is being changed",
                     setting="group",

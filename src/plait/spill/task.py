@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, TypeVar, cast
 
+from plait.cluster.disk import DiskSpeed
 from plait.errors import PlaitError
 from plait.job import Job
 from plait.spill.description import Description
@@ -35,6 +36,8 @@ class Task:
     head: Head
     unit_seconds: dict[tuple[str, int], float]
     """By phase and shard: what a unit should take, later what it took."""
+    disk: DiskSpeed | None = None
+    """As it was measured before the run: the next may find no room for that."""
     weights: str | Path | None = None
     """A file or folder that it starts from, in place of its seed."""
     shared: str | None = None
@@ -45,7 +48,7 @@ class Task:
     leaving: End | None = None
     """How it is to end, once what it has under way is done."""
     paused: bool = False
-    """Not to be chosen for now."""
+    """Not to begin another step for now."""
     holds: list[Callable[[], None]] = field(default_factory=list)
     """What is to be done with it between two steps, while it waits."""
     returns: bool = False
@@ -120,6 +123,11 @@ class Task:
         return self.head.rests and self.head.stage in ("step", "done")
 
     @property
+    def stays(self) -> bool:
+        """Not to be chosen for now: it is paused, and holds nothing on a device that others may wait for."""
+        return self.paused and self.rests
+
+    @property
     def updates_next(self) -> bool:
         """Whether an update follows the unit at hand: gradients wait for it in the device's memory."""
         if self.head.stage != "step" or self.description.clips:
@@ -144,7 +152,8 @@ class Task:
     @property
     def note(self) -> dict[str, Any]:
         """What a commit must say of it, so that it can be taken up again."""
-        return {"job": self.job.to_json(), "plan": self.plan.to_json(), "head": self.head.to_json()}
+        note = {"job": self.job.to_json(), "plan": self.plan.to_json(), "head": self.head.to_json()}
+        return note if self.disk is None else {**note, "disk": asdict(self.disk)}
 
     def fail(self, error: BaseException) -> None:
         """Note why it cannot go on."""

@@ -28,7 +28,7 @@ from plait.spill.segment import Request, Segment
 __all__ = [
     "Head", "Phase", "Report", "Stage", "State", "Unit", "advance", "bound_to", "cast_before", "drops",
     "evaluation_order", "evaluation_parts", "is_constant", "last_backward", "next_unit", "requests",
-    "scratch_for", "segments", "step_order", "upcoming",
+    "scratch_for", "segments", "spent", "step_order", "upcoming",
 ]  # fmt: skip
 
 
@@ -111,7 +111,7 @@ def advance(
 ) -> Head:
     """What is known after a unit. A loss or norm that is not finite ends the job, or only its step."""
     scratch = {*head.scratch, *(segment.key for segment in scratch_for(description, plan, unit, head))}
-    scratch -= set(_spent(description, plan, unit))
+    scratch -= set(spent(description, plan, unit))
     after = replace(
         head,
         scratch=tuple(sorted(scratch)),
@@ -236,7 +236,7 @@ def drops(description: Description, plan: Plan, unit: Unit, before: Head, after:
     return tuple(sorted(had - set(after.scratch)))
 
 
-def _spent(description: Description, plan: Plan, unit: Unit) -> list[str]:
+def spent(description: Description, plan: Plan, unit: Unit) -> list[str]:
     """The scratch segments that nothing needs after a unit."""
     home, s, job = homes(description, plan), unit.shard, unit.job
     counts = range(len(description.micro_batches))
