@@ -40,7 +40,7 @@ def text() -> Task:
         model=lambda: GPT(width=128, layers=2),
         data=windows(),
         held_out=windows(held_out=True),
-        rows=8,
+        rows=32,
         optimizer=lambda parameters: torch.optim.AdamW(parameters, lr=3e-3, fused=True),
     )
 

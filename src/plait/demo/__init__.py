@@ -24,4 +24,5 @@ ACTS = (
     Act("chain", "A model as a chain: GPT-2 learns English block by block", "plait.demo.chain"),
     Act("compress", "A thin wire: gradients in 4 bits between two hosts", "plait.demo.compress"),
     Act("spill", "A small memory: four GPT-2s take turns in 1.5 GiB", "plait.demo.spill"),
+    Act("pipeline", "A shared network: GPT-2 in two stages regroups micro-batches", "plait.demo.pipeline"),
 )

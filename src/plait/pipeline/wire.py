@@ -1,0 +1,191 @@
+"""What one stage says to its neighbours and hears from them.
+
+Sends are never waited for, receives are posted before they are needed, every message says how long it is,
+and whoever waits learns within a bound that a rank, near or far, has died or stalled. What crosses a link:
+
+    downstream   note, activation 0, activation 1, ...     the note says what the step is, before any work
+    upstream     gradient 0, gradient 1, ..., report       the report says how the step went
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+import weakref
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+
+from plait.errors import PlaitError, WorkerError
+from plait.pipeline.inbox import Inbox
+from plait.pipeline.outbox import Outbox
+from plait.pipeline.watch import BEAT_S, Watch
+
+T = TypeVar("T")
+_SOON_S = 1.0
+"""Within which threads that can end do."""
+
+
+@dataclass(frozen=True)
+class Neighbour:
+    """Another stage: what comes from it, and what goes to it."""
+
+    inbox: Inbox
+    outbox: Outbox
+
+
+class Wire:
+    """The links of one stage to the stages before and after it."""
+
+    def __init__(self, stage: Any, *, timeout_s: float) -> None:
+        """``timeout_s`` is how long a rank may show no sign of life."""
+        self.step = 0
+        """How many steps have begun."""
+        self.timeout_s = timeout_s
+        self.changed = threading.Condition()
+        """Notified of everything that someone may wait for."""
+        group: Any = stage.group or dist.group.WORLD
+        ranks = [stage.stage_index_to_group_rank[place] for place in range(stage.num_stages)]
+        self._group = group
+        self._ranks: list[int] = [dist.get_global_rank(group, rank) for rank in ranks]
+        self._place: int = stage.stage_index
+        self._neighbours: dict[int, Neighbour] = {}
+        self.before = self.to(self._place - 1) if self._place else None
+        self.after = self.to(self._place + 1) if self._place < len(ranks) - 1 else None
+        self._watch: Watch | None = None
+        self._failure: dict[str, str | None] | None = None
+
+    @property
+    def rank(self) -> int:
+        """This stage's global rank."""
+        return self._ranks[self._place]
+
+    def to(self, place: int) -> Neighbour:
+        """The link to another stage; those that are not next to this one get theirs when first asked for."""
+        if place not in self._neighbours:
+            peer = self._ranks[place]
+            self._neighbours[place] = Neighbour(
+                Inbox(peer, self._group, changed=self.changed, failed=self._lost),
+                Outbox(peer, self._group, changed=self.changed, failed=self._lost),
+            )
+        return self._neighbours[place]
+
+    def watch(self, token: str) -> None:
+        """Begin to watch the other ranks, under a name that all have been told."""
+        if self._watch is None and len(self._ranks) > 1:
+            self._watch = Watch(
+                self._group.get_group_store(),
+                token=token,
+                rank=self.rank,
+                ranks=self._ranks,
+                timeout_s=self.timeout_s,
+                changed=self.changed,
+            )
+
+    def says(self, doing: str) -> None:
+        """Let the other ranks know what this one does."""
+        if self._watch is not None:
+            self._watch.doing = doing
+
+    def wait(self, ready: Callable[[], T | None], for_what: str) -> T:
+        """What ``ready`` gives, once it gives something; raises where a rank has died or stalled."""
+        with self.changed:
+            if (found := ready()) is not None:
+                return found
+            self.says(f"waiting for {for_what}")
+            since_s = time.monotonic()
+            while (found := ready()) is None:
+                self.check(since_s)
+                self.changed.wait(BEAT_S)
+        return found
+
+    def flush(self) -> None:
+        """Wait until all sends are finished."""
+        boxes = [neighbour.outbox for neighbour in self._neighbours.values()]
+        self.wait(lambda: all(box.empty for box in boxes) or None, f"the sends of step {self.step} to leave")
+
+    def give_up(self, error: BaseException) -> None:
+        """Tell the other ranks that this one has failed, and why, so that none waits for it."""
+        if self._failure is not None:
+            return
+        who = f"rank {self.rank} raised {type(error).__name__} in step {self.step}"
+        if isinstance(error, WorkerError):
+            self._fail(error.what, error.setting, error.works)
+        elif isinstance(error, PlaitError):
+            self._fail(f"{who}: {error.what}", error.setting, error.works)
+        else:
+            said = (str(error).strip() or "nothing said").splitlines()[-1].strip()
+            self._fail(f"{who}: {said}", "ranks", "see the log of that rank")
+
+    def close(self) -> None:
+        """End the threads: one that came back from gloo while Python shuts down would abort the process."""
+        boxes = [box for each in self._neighbours.values() for box in (each.inbox, each.outbox)]
+        threads = [box.thread for box in boxes]
+        if self._watch is not None:
+            self._watch.close()
+            threads.append(self._watch.thread)
+        for box in boxes:
+            box.close()
+        if not _ended(threads, _SOON_S) and boxes:
+            # After a failure some wait for messages that will not come. A timeout makes gloo end all waits.
+            with suppress(RuntimeError, ValueError):
+                work: Any = dist.irecv(torch.empty(1), boxes[0].peer, group=self._group)
+                work.wait(timedelta(milliseconds=1))
+            _ended(threads, _SOON_S)
+
+    def check(self, since_s: float | None = None) -> None:
+        """Raise where this rank or another has failed, or, while waiting since a moment, one is silent."""
+        if self._failure is None and self._watch is not None:
+            if self._watch.complaint is not None:
+                self._failure = json.loads(self._watch.complaint)
+            elif since_s is not None and (blamed := self._watch.blame(since_s)) is not None:
+                doing = self._watch.doing
+                works = (
+                    f"timeout_s above {self.timeout_s:g}, if ranks are silent for so long when all is well"
+                )
+                self._fail(f"{blamed}; rank {self.rank} was {doing}", "timeout_s", works)
+        if self._failure is not None:
+            raise WorkerError(
+                str(self._failure["what"]), setting=self._failure["setting"], works=self._failure["works"]
+            )
+
+    def _lost(self, peer: int, doing: str, error: BaseException) -> None:
+        """A neighbour's thread has come to its end."""
+        with self.changed:
+            if isinstance(error, PlaitError):
+                self._fail(error.what, error.setting, error.works)
+            else:
+                last = self._watch.last_word(peer) if self._watch is not None else "starting"
+                why = str(error).strip().splitlines()[0].split("] ", 1)[-1].split(". ")[0]
+                what = f"rank {peer} is gone ({why}); when last heard of it was {last}"
+                self._fail(f"{what}; rank {self.rank} was {doing}", "ranks", "see the log of that rank")
+            self.changed.notify_all()
+
+    def _fail(self, what: str, setting: str | None = None, works: str | None = None) -> None:
+        said = json.dumps({"what": what, "setting": setting, "works": works})
+        if self._watch is not None:
+            said = self._watch.complain(said)
+        self._failure = self._failure or json.loads(said)
+
+
+def _ended(threads: Sequence[threading.Thread], within_s: float) -> bool:
+    until = time.monotonic() + within_s
+    for thread in threads:
+        if thread is not threading.current_thread():
+            thread.join(max(0.0, until - time.monotonic()))
+    return not any(thread.is_alive() for thread in threads)
+
+
+def wire_of(stage: Any, *, timeout_s: float) -> Wire:
+    """The one wire of a stage, however many schedules drive it: messages match by their order alone."""
+    found: Wire | None = getattr(stage, "plait_wire", None)
+    if found is None:
+        found = stage.plait_wire = Wire(stage, timeout_s=timeout_s)
+        weakref.finalize(stage, found.close)
+    return found

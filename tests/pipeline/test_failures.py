@@ -1,0 +1,220 @@
+"""A rank that dies, stalls, fails or disagrees ends all others, with an error that names it."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.pipelining import PipelineStage
+
+from plait.errors import PlaitError, UsageError, WorkerError
+from plait.pipeline import ScheduleKFKB
+from plait.worker import Place, free_port
+
+TIMEOUT_S = 3.0
+
+
+class Layer(nn.Module):
+    """Does something bad in one of its forwards."""
+
+    def __init__(self, bad=None, at=-1):
+        super().__init__()
+        self.linear, self.bad, self.at, self.calls = nn.Linear(4, 4), bad, at, 0
+
+    def forward(self, x):
+        self.calls += 1
+        if self.calls == self.at:
+            if isinstance(self.bad, int):
+                os.kill(os.getpid(), self.bad)
+            elif isinstance(self.bad, Exception):
+                raise self.bad
+            else:
+                return self.bad(x)
+        return self.linear(x)
+
+
+def squared(output, target):
+    return (output - target).square().mean()
+
+
+def train(module, steps=3, rows=8, micro_batches=4, loss=squared, stage=None, **options):
+    """Some steps; the error that ended them, if any, as (class, text)."""
+    rank, world = dist.get_rank(), dist.get_world_size()
+    stage = stage or PipelineStage(module, rank, world, torch.device("cpu"))
+    try:
+        schedule = ScheduleKFKB(stage, micro_batches, loss, timeout_s=TIMEOUT_S, **options)
+        for _ in range(steps):
+            given = [torch.randn(rows, 4)] if rank == 0 else []
+            schedule.step(*given, **({"target": torch.zeros(rows, 4)} if rank == world - 1 else {}))
+    except PlaitError as error:
+        with pytest.raises(PlaitError):  # and there is no going on
+            schedule.step(*[torch.randn(rows, 4)][: rank == 0])
+        return type(error).__name__, str(error)
+    except Exception as error:
+        return type(error).__name__, str(error)
+    return None
+
+
+def one_bad(victim, bad, at):
+    """In the second step, one rank does something bad."""
+    return train(Layer(bad, at) if dist.get_rank() == victim else Layer())
+
+
+@pytest.mark.parametrize("victim", [0, 1, 3])
+def test_a_killed_rank_is_named_by_all_others(survivors, victim):
+    found = survivors(4, one_bad, victim, signal.SIGKILL, 6, lost=[victim])
+    assert len(found) == 3
+    for kind, text in found.values():
+        assert kind == "WorkerError"
+        assert f"rank {victim} is gone" in text
+        assert re.search("rank [0-3] was (receiving|sending) the .* (of|in) step 2", text), text
+
+
+@pytest.mark.parametrize("victim", [0, 2])
+def test_a_stopped_rank_is_named_by_all_others(survivors, victim):
+    found = survivors(4, one_bad, victim, signal.SIGSTOP, 6, lost=[victim])
+    for kind, text in found.values():
+        assert kind == "WorkerError"
+        assert f"rank {victim} has shown no sign of life for" in text
+        assert "(setting: timeout_s)" in text
+
+
+def test_an_error_on_one_rank_reaches_all(survivors):
+    found = survivors(3, one_bad, 1, ValueError("no luck"), 6)
+    assert found[1][0] == "RuntimeError"  # as torch's stages raise it
+    for rank in (0, 2):
+        kind, text = found[rank]
+        assert kind == "WorkerError"
+        assert "rank 1 raised" in text
+        assert "in step 2" in text
+
+
+def shrink(x):
+    return x[:, :3]
+
+
+def test_a_stage_whose_outputs_change_shape(survivors):
+    found = survivors(2, one_bad, 0, shrink, 6)
+    assert found[0][0] == "UsageError"
+    assert "gave float32[2, 4] for such inputs before, and now gives float32[2, 3]" in found[0][1]
+    assert found[1][0] == "WorkerError"
+    assert "float32[2, 3]" in found[1][1]
+
+
+def declared(takes, gives):
+    """Stages with input_args and output_args as a user may give them."""
+    rank, world = dist.get_rank(), dist.get_world_size()
+    said = (
+        {} if takes is None else {"input_args": torch.zeros(2, takes), "output_args": torch.zeros(2, gives)}
+    )
+    return train(None, stage=PipelineStage(Layer(), rank, world, torch.device("cpu"), **said))
+
+
+def test_stages_that_do_not_take_or_give_what_was_said(survivors):
+    assert survivors(2, declared, 4, 4) == {0: None, 1: None}
+    found = survivors(2, declared, 4, 5)
+    assert "stage 0 gives float32[2, 4], and was said to: float32[2, 5]" in found[0][1]
+    assert found[1][0] == "WorkerError"
+    assert "float32[2, 5]" in found[1][1]
+    assert "stage 1 takes float32[2, 4], and was said to: float32[2, 5]" in survivors(2, declared, 5, 4)[1][1]
+
+
+def disagree(options):
+    return train(Layer(), **options[dist.get_rank()])
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ([{"k": 1}, {"k": 2}], "rank 1 has the order 2F2B.* and the first rank 1F1B"),
+        ([{}, {"micro_batches": 2}], "rank 1 has the order .* 2 micro-batches, and .* 4 micro-batches"),
+        ([{}, {"loss": None}], r"rank 1 called eval\(\), or .*, and the first rank step\(\) with"),
+    ],
+)
+def test_ranks_that_disagree(survivors, options, says):
+    found = survivors(2, disagree, options)
+    for kind, text in found.values():
+        assert kind == "WorkerError"
+        with pytest.raises(WorkerError, match=says):
+            raise WorkerError(text)
+
+
+def small(rows):
+    return train(Layer(), rows=rows)
+
+
+def test_a_batch_with_fewer_rows_than_micro_batches(survivors):
+    found = survivors(2, small, 3)
+    assert found[0] == (
+        "UsageError",
+        "a tensor of 3 rows for 4 micro-batches (setting: n_microbatches); works: 3 or fewer",
+    )
+    assert found[1][0] == "WorkerError"
+    assert "rank 0 raised UsageError in step 1: a tensor of 3 rows for 4 micro-batches" in found[1][1]
+
+
+def no_target():
+    rank = dist.get_rank()
+    stage = PipelineStage(Layer(), rank, 2, torch.device("cpu"))
+    schedule = ScheduleKFKB(stage, 4, squared, timeout_s=TIMEOUT_S)
+    with pytest.raises((UsageError, WorkerError)) as caught:
+        schedule.step(*[torch.randn(8, 4)][: rank == 0])
+    return str(caught.value)
+
+
+def test_a_target_that_is_missing(survivors):
+    assert "the last rank has no target" in survivors(2, no_target)[0]
+
+
+SCRIPT = """
+import sys
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.pipelining import PipelineStage
+from plait.pipeline import ScheduleKFKB
+
+dist.init_process_group("gloo")
+rank = dist.get_rank()
+stage = PipelineStage(nn.Linear(4, 4), rank, 2, torch.device("cpu"))
+schedule = ScheduleKFKB(stage, 4, lambda output, y: (output - y).square().mean(), timeout_s=3)
+for step in range(3):
+    if step == 2 and rank == 1 and sys.argv[1] == "fails":
+        raise ValueError("not within a step")
+    schedule.step(*[torch.randn(8, 4)][: rank == 0], **({"target": torch.zeros(8, 4)} if rank else {}))
+print("done")
+"""
+
+
+@pytest.mark.parametrize("how", ["fails", "just ends"])
+def test_a_script_comes_to_its_end(tmp_path, how):
+    (tmp_path / "train.py").write_text(SCRIPT)
+    port = free_port()
+    places = [Place(rank=rank, world=2, port=port) for rank in range(2)]
+    processes = [
+        subprocess.Popen(
+            [sys.executable, str(tmp_path / "train.py"), how],
+            env={**os.environ, **place.environment(), "GLOO_SOCKET_IFNAME": "lo"},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for place in places
+    ]
+    try:
+        ends = [process.communicate(timeout=100) for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+    codes = [process.returncode for process in processes]
+    if how == "fails":
+        assert codes == [1, 1], ends
+        assert "plait.errors.WorkerError: rank 1 is gone" in ends[0][1]
+    else:
+        assert codes == [0, 0], ends
+        assert all(output == "done\n" for output, _ in ends)
