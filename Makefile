@@ -21,7 +21,7 @@ lint: $(VENV)/.test
 	$(BIN)/mypy
 
 unit: $(VENV)/.test
-	$(BIN)/python -m pytest -m "not soak" --numprocesses 2
+	$(BIN)/python -m pytest -m "not soak" --numprocesses 2 --dist worksteal
 
 bench: $(VENV)/.run
 	$(BIN)/plait bench --quick

@@ -51,10 +51,11 @@ def ranks(forkserver, tmp_path_factory):
     Each process has the torchrun contract in its environment (``Place.from_environment()``), one torch
     thread and, unless ``group=False``, a gloo process group. The function is one at the top level of the
     test file or of an installed module; arguments and results are pickled. The first rank to fail ends
-    the others and raises a RuntimeError with its number, its error and its traceback.
+    the others and raises a RuntimeError with its number, its error and its traceback. Ranks that are
+    ``lost`` on purpose never answer: None is their result.
     """
 
-    def run(world, function, *args, group=True, environment=None, timeout_s=120.0):
+    def run(world, function, *args, group=True, environment=None, lost=(), timeout_s=120.0):
         import torch.distributed as dist
 
         # A store of our own on a port that the kernel picks, as torchrun's agent has: no race for a port.
@@ -85,7 +86,7 @@ def ranks(forkserver, tmp_path_factory):
                 send.close()
                 processes.append(process)
                 connections[receive] = rank
-            return _results(connections, processes, logs, timeout_s)
+            return _results(connections, processes, logs, lost, timeout_s)
         finally:
             for process in processes:
                 process.kill()
@@ -107,8 +108,9 @@ def _found_by(function):
     }
 
 
-def _results(connections, processes, logs, timeout_s):
-    world, results, pending = len(connections), {}, dict(connections)
+def _results(connections, processes, logs, lost, timeout_s):
+    world, results = len(connections), {}
+    pending = {connection: rank for connection, rank in connections.items() if rank not in lost}
     deadline = time.monotonic() + timeout_s
     while pending:
         ready = wait(list(pending), timeout=max(0.0, deadline - time.monotonic()))
@@ -129,7 +131,7 @@ def _results(connections, processes, logs, timeout_s):
             if kind == "failed":
                 raise RankError(f"rank {rank} of {world} raised {value[0]}\n{value[1]}")
             results[rank] = value
-    return [results[rank] for rank in range(world)]
+    return [results.get(rank) for rank in range(world)]
 
 
 def _stack(rank, process, logs):

@@ -19,15 +19,17 @@ import torch.distributed as dist
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 
 from plait.pipeline import AdaptiveSchedule, ScheduleKFKB, Tuning
-from plait.pipeline.candidate import Candidate
-from plait.pipeline.memory import stage_bytes
-from plait.pipeline.orders import Order, kfkb
+from plait.pipeline.orders import Order
+
+CURRENT, RESET = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 
 
 class Side:
     """A pipeline of its own: stage, process group and schedule."""
 
-    def __init__(self, name: str, config: dict[str, Any], computing: Any, work: Any) -> None:
+    def __init__(
+        self, name: str, config: dict[str, Any], computing: Any, work: Any, limit: int | None
+    ) -> None:
         self.name, self.work = name, work
         self.rank, self.world = dist.get_rank(), dist.get_world_size()
         self.group = dist.new_group(backend="gloo")
@@ -35,7 +37,8 @@ class Side:
         stage = PipelineStage(module, self.rank, self.world, torch.device("cpu"), group=self.group)
         count, side = config["micro_batches"], config["sides"][name]
         self.schedule: Any
-        self.limit_bytes: float | None = None
+        self.limit_bytes = limit or 0
+        self.peak_bytes = 0
         if side == "stock":
             self.schedule = Schedule1F1B(stage, count, loss_fn=work.loss)
         elif side == "adaptive":
@@ -43,25 +46,18 @@ class Side:
                 stage,
                 work.rows,
                 tuning=Tuning(micro_batches=(count,)),
-                memory=computing.memory(config, self.rank, self.world) if "limit_k" in config else None,
+                memory=None if limit is None else computing.memory(config, self.rank, self.world),
+                memory_limit=limit,
                 loss_fn=work.loss,
             )
-            if "limit_k" in config:
-                self.limit(config["limit_k"])
         else:
             self.schedule = ScheduleKFKB(stage, count, loss_fn=work.loss, order=Order.from_json(side))
         self.parameters = list(module.parameters())
 
-    def limit(self, k: int) -> None:
-        """No more memory than groups of k would take."""
-        order = kfkb(self.world, self.schedule.order.micro_batches, k)
-        candidate = Candidate(order=order, global_batch=self.work.rows)
-        self.limit_bytes = stage_bytes(candidate, self.rank, self.schedule.memory)
-        self.schedule.memory_limit = self.limit_bytes
-
     def step(self) -> dict[str, Any]:
         """One step from a common start; how long the slowest rank took, and what there is to know of it."""
         inputs, target = self.work.batch()
+        RESET.write_text("5")  # the highest resident memory so far is forgotten
         dist.barrier(self.group)
         begun = time.perf_counter()
         if self.rank == 0:
@@ -73,11 +69,9 @@ class Side:
         took_ms = 1e3 * (time.perf_counter() - begun)
         for parameter in self.parameters:
             parameter.grad = None
-        adaptive = isinstance(self.schedule, AdaptiveSchedule)
-        mine = {"ms": took_ms}
-        if adaptive:
-            mine["peak_bytes"] = self.schedule.peak_bytes
-            mine["limit_bytes"] = self.limit_bytes or 0
+        peak_bytes = 1024 * int(CURRENT.read_text().partition("VmHWM:")[2].split()[0])
+        self.peak_bytes = max(self.peak_bytes, peak_bytes)
+        mine = {"ms": took_ms, "peak_bytes": peak_bytes, "limit_bytes": self.limit_bytes}
         everyone: list[Any] = [None] * self.world
         dist.all_gather_object(everyone, mine, group=self.group)
         return {
@@ -122,9 +116,12 @@ def main(config: dict[str, Any]) -> None:
     computing = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(computing)
     work = computing.Work(config)
-    sides = []
+    sides: list[Side] = []
     for name in config["sides"]:
-        sides.append(Side(name, config, computing, work))  # connections are made for the slowest rate
+        # No more memory than another side has taken, where that is asked for.
+        taken = [side.peak_bytes for side in sides if side.name == config.get("memory_of")]
+        limit = taken[0] if taken and config["sides"][name] == "adaptive" else None
+        sides.append(Side(name, config, computing, work, limit))  # connections are made for the slowest rate
         for _ in range(config["warmup"]):  # torch looks at shapes in the first step
             sides[-1].step()
     steps = run(sides, config)

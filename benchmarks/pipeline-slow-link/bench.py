@@ -35,7 +35,7 @@ def run(bench: Bench) -> None:
         **WORK,
         "seed": bench.seed,
         "warmup": 3,
-        "limit_k": K,
+        "memory_of": kfkb(STAGES, COUNT, K).label,
         # The adaptive side is the last, so that what the others hold is there when it looks at its memory.
         "sides": {**{order.label: order.to_json() for order in fixed}, "adaptive": "adaptive"},
         "phases": [phase] * rounds,

@@ -93,7 +93,7 @@ slab.limit(48 * MIB)
 bad = []
 def work(seed):
     source, kept = random.Random(seed), []
-    for i in range(300):
+    for i in range(60):
         size = source.randint(1, 5) * MIB
         at = new(size)
         ctypes.memset(at, seed, size)

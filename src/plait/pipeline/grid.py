@@ -8,7 +8,6 @@ picture loads nothing from anywhere.
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Mapping
 from html import escape
@@ -17,6 +16,7 @@ from pathlib import Path
 from plait.destination import write_text
 from plait.errors import UsageError
 from plait.timeline import Span, Timeline
+from plait.timeline.picture import ticks
 from plait.units import format_seconds
 
 _WIDTH, _GUTTER, _PLOT, _ROW, _HEAD = 1200, 80, 1100, 22, 24
@@ -143,15 +143,9 @@ def _cell(span: Span, top: int, scale: float) -> str:
 
 
 def _axis(total_ms: float, foot: int) -> list[str]:
-    if not total_ms:
-        return []
-    rough = total_ms / 8
-    power = 10.0 ** math.floor(math.log10(rough))
-    step = next(m * power for m in (1, 2, 5, 10) if m * power >= rough * 0.999)
     parts = []
-    for i in range(int(total_ms / step) + 1):
-        x = _GUTTER + i * step / total_ms * _PLOT
-        label = format_seconds(i * step / 1e3) if i else "0"
+    for ms, label in ticks(total_ms):
+        x = _GUTTER + ms / total_ms * _PLOT
         parts.append(
             f'<line class="tick" x1="{x:.2f}" x2="{x:.2f}" y1="{_HEAD}" y2="{foot}"/>'
             f'<text class="small" x="{x:.2f}" y="{foot + 14}" text-anchor="middle">{label}</text>'

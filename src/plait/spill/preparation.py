@@ -26,6 +26,8 @@ MARGIN_BYTES = 24 << 20
 """For each process: what it may come to need beside tensors."""
 _OWN_LEAST_BYTES = 4 << 20
 """Of a device: small tensors come and go besides those that are planned."""
+_VARIES_MIB = 8
+"""By how much a process may hold more of its own than the last time."""
 SLACK_BYTES = 4 << 20
 """For each process: left over when jobs are planned, since what it takes differs between runs."""
 _DIVISIONS = 6
@@ -187,7 +189,7 @@ def divide(
             f"{format_bytes(own_bytes)} that {devices + 1} processes take by themselves, and training takes "
             f"{max(needs, key=lambda text: needs[text])}",
             setting="memory",
-            works=f"{_rounded(own_bytes + need) >> 20}MiB" + (", or fewer devices" if devices > 1 else ""),
+            works=f"{_rounded(own_bytes + need, devices + 1) >> 20}MiB{', or fewer devices' * (devices > 1)}",
         )
     best: tuple[float, Planner] | None = None
     own_most = max(own_least, (left - arena_least) // devices)
@@ -212,6 +214,6 @@ def divide(
     return best[1]
 
 
-def _rounded(count_bytes: int) -> int:
-    """Up to whole MiB, and a few more: processes grow a little while they wait."""
-    return (-(-count_bytes // (1 << 20)) + 4) << 20
+def _rounded(count_bytes: int, processes: int) -> int:
+    """Up to whole MiB, and more for each process: what one holds by itself differs from run to run."""
+    return (-(-count_bytes // (1 << 20)) + processes * _VARIES_MIB) << 20

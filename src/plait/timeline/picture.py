@@ -188,19 +188,25 @@ def _fills(colours: dict[str, int]) -> str:
     return "".join(f".f{i}{{fill:{hue};color:{hue}}}" for i, hue in hues.items())
 
 
-def _axis(total_ms: float, foot: float) -> list[str]:
+def ticks(total_ms: float) -> list[tuple[float, str]]:
+    """Round times from 0 on, eight at most or so, each with what is written beside it."""
     if not total_ms:
         return []
     rough = total_ms / 8
     power = 10.0 ** math.floor(math.log10(rough))
     step = next(m * power for m in (1, 2, 5, 10) if m * power >= rough * 0.999)
+    times = [i * step for i in range(int(total_ms / step) + 1)]
+    return [(ms, format_seconds(ms / 1e3) if ms else "0") for ms in times]
+
+
+def _axis(total_ms: float, foot: float) -> list[str]:
     parts = []
-    for i in range(int(total_ms / step) + 1):
-        x = i * step / total_ms * _PLOT
+    for ms, label in ticks(total_ms):
+        x = ms / total_ms * _PLOT
         parts.append(
             f'<line class="tick" x1="{_GUTTER + x:.2f}" x2="{_GUTTER + x:.2f}" y1="{_HEAD - 6}" y2="{foot}"/>'
             f'<text class="small time" x="{_GUTTER + x:.2f}" y="14" text-anchor="middle" data-x="{x:.2f}">'
-            f"{format_seconds(i * step / 1e3) if i else '0'}</text>"
+            f"{label}</text>"
         )
     return parts
 
