@@ -28,10 +28,11 @@ class Side:
     """A pipeline of its own: stage, process group and schedule."""
 
     def __init__(
-        self, name: str, group: Any, config: dict[str, Any], computing: Any, work: Any, limit: int | None
+        self, name: str, config: dict[str, Any], computing: Any, work: Any, limit: int | None
     ) -> None:
-        self.name, self.group, self.work = name, group, work
+        self.name, self.work = name, work
         self.rank, self.world = dist.get_rank(), dist.get_world_size()
+        self.group = dist.new_group(backend="gloo")
         module = computing.make_stage(config, self.rank, self.world)
         stage = PipelineStage(module, self.rank, self.world, torch.device("cpu"), group=self.group)
         count, side = config["micro_batches"], config["sides"][name]
@@ -115,15 +116,12 @@ def main(config: dict[str, Any]) -> None:
     computing = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(computing)
     work = computing.Work(config)
-    # Connections are made at the slowest rate; what follows need not be slow.
-    groups = {name: dist.new_group(backend="gloo") for name in config["sides"]}
-    ask({"rate": config["phases"][0]["rate"], "hosts": {}}, Path(config["folder"]), -1)
     sides: list[Side] = []
-    for name, group in groups.items():
+    for name in config["sides"]:
         # No more memory than another side has taken, where that is asked for.
         taken = [side.peak_bytes for side in sides if side.name == config.get("memory_of")]
         limit = taken[0] if taken and config["sides"][name] == "adaptive" else None
-        sides.append(Side(name, group, config, computing, work, limit))
+        sides.append(Side(name, config, computing, work, limit))  # connections are made for the slowest rate
         for _ in range(config["warmup"]):  # torch looks at shapes in the first step
             sides[-1].step()
     steps = run(sides, config)

@@ -94,7 +94,7 @@ def test_what_ends_the_launcher_ends_the_workers(light, number):
     finally:
         process.kill()
         process.wait()
-    assert process.returncode == 128 + number
+    assert process.returncode == 128 + number, said
     assert f"plait: ended by {number.name}, and the workers with it" in said.splitlines()
     for file in files:
         with pytest.raises(ProcessLookupError):

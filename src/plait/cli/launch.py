@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -124,13 +123,9 @@ def _torchrun(words: Sequence[str]) -> int:
         how = f"with exit code {code}" if code >= 0 else f"by signal {-code}"
         print(f"plait: rank {rank} ended first, {how}", file=sys.stderr)
         return code if code > 0 else 128 - code
-    except (
-        SignalException,
-        KeyboardInterrupt,
-    ) as error:  # its handler is not always set
-        number = error.sigval if isinstance(error, SignalException) else signal.SIGINT
-        print(f"plait: ended by {number.name}, and the workers with it", file=sys.stderr)
-        return 128 + int(number)
+    except SignalException as error:
+        print(f"plait: ended by {error.sigval.name}, and the workers with it", file=sys.stderr)
+        return 128 + int(error.sigval)
     except ValueError as error:  # torchrun's own complaint about an option
         print(f"plait: {error}", file=sys.stderr)
         return EXIT_USAGE
