@@ -1,8 +1,8 @@
 // Keeps large blocks of memory that were freed, for the next tensors of their size.
 //
 // torch asks the C library for every tensor, and the library hands large ones back to the system as soon as
-// they are freed: the next one's pages must be cleared again, which takes a process that trains a large model
-// a twentieth of its time. Loaded before the C library (LD_PRELOAD), this stands in for what torch calls.
+// they are freed: the next one's pages must be cleared again. Loaded before the C library (LD_PRELOAD), this
+// stands in for what torch calls.
 //
 // A limit covers what is in use and what is kept together: to stay below it, what was freed first goes back
 // to the system first. It starts at 0, where nothing is kept.

@@ -170,6 +170,7 @@ class ScheduleKFKB(PipelineScheduleSingle):
             raise
 
     def _step_microbatches(self, *_: Any, **__: Any) -> None:
+        # Abstract in torch's class, which calls it from the step() that is replaced above.
         raise NotImplementedError("the batch is cut by step(), once the ranks have agreed on the order")
 
     def _run(

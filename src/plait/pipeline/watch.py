@@ -136,7 +136,7 @@ def _own_connection(store: Any, timeout_s: float) -> Any:
     """A connection of its own: one thread's wait in a shared one would keep all others out."""
     try:
         own = store.clone()
-    except (RuntimeError, NotImplementedError):
+    except (RuntimeError, NotImplementedError):  # not every kind of store can be cloned
         own = store
     own.set_timeout(timedelta(seconds=timeout_s))
     return own
