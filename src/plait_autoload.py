@@ -1,4 +1,7 @@
-"""What ``import torch`` runs of plait: nothing, unless PLAIT_COMPRESS asks for compressed gradients.
+"""What ``import torch`` runs of plait: nothing, unless a variable asks for it.
+
+PLAIT_COMPRESS has gradients compressed; PLAIT_PUBLISH, which ``plait launch`` sets, has the process say its
+steps to background work on the same host.
 
 torch loads the entry points of the group ``torch.backends`` at the end of its own import, which is a way
 into a script that knows nothing of plait. So this module must be next to free where it is not wanted, and
@@ -10,18 +13,32 @@ import os
 import sys
 
 VARIABLE = "PLAIT_COMPRESS"
+PUBLISH_VARIABLE = "PLAIT_PUBLISH"
 OFF = frozenset({"", "off", "0", "no", "none", "false"})
-"""Values of the variable, in lower case, with which nothing happens."""
+"""Values of the variables, in lower case, with which nothing happens."""
 
 
 def autoload() -> None:
-    """Have DDP and FSDP2 models compressed as they are made, if PLAIT_COMPRESS asks for it."""
-    if os.environ.get(VARIABLE, "").strip().lower() in OFF:
-        return
-    try:
-        from plait.compress.script import install
+    """Have DDP and FSDP2 models compressed as they are made, and steps published, as far as asked for."""
+    if _asks(VARIABLE):
+        try:
+            from plait.compress.script import install
 
-        install()
-    except Exception as error:
-        what = f"plait: gradients are NOT compressed, {VARIABLE} could not be heeded: {error!r}\n"
-        print(what, end="", file=sys.stderr, flush=True)
+            install()
+        except Exception as error:
+            _say(f"gradients are NOT compressed, {VARIABLE} could not be heeded: {error!r}")
+    if _asks(PUBLISH_VARIABLE):
+        try:
+            from plait.burst.script import install as install_publishing
+
+            install_publishing()
+        except Exception as error:
+            _say(f"background work is not told of steps, {PUBLISH_VARIABLE} could not be heeded: {error!r}")
+
+
+def _asks(variable: str) -> bool:
+    return os.environ.get(variable, "").strip().lower() not in OFF
+
+
+def _say(what: str) -> None:
+    print(f"plait: {what}", file=sys.stderr, flush=True)

@@ -6,6 +6,7 @@ import os
 import pickle
 import runpy
 import signal
+import sys
 import time
 from multiprocessing.connection import wait
 from pathlib import Path
@@ -15,14 +16,29 @@ import pytest
 from plait.worker import Place
 
 HERE = Path(__file__).parent
+
+# What several test files share is in files beside them, which tests, and ranks with them, import by name.
+sys.path.extend(str(folder) for folder in (HERE, *sorted(HERE.iterdir())) if folder.is_dir())
+pytest.register_assert_rewrite("fit_jobs", "reference_jobs", "store_letters")
+
 PRELOADED = [  # a fresh process would take seconds to import these, a forked one has them
     "torch",
     "torch.distributed",
+    "torch.distributed.pipelining",
     "torch._dynamo",
     "hypothesis",
     "pytest",
+    "plait.compress.script",
+    "plait.compress.sharded",
+    "plait.pipeline.adaptive",
     "plait.reference",
 ]
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items):
+    """The longest come first (what README and docs print): no worker has to wait for them at the end."""
+    items.sort(key=lambda item: item.path.name != "test_docs.py")
 
 
 class RankError(RuntimeError):

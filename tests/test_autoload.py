@@ -15,7 +15,8 @@ LOADED = "print(*sorted(name for name in sys.modules if name.split('.')[0].start
 
 
 def python(code, **environment):
-    kept = {name: value for name, value in os.environ.items() if name != "PLAIT_COMPRESS"}
+    ours = ("PLAIT_COMPRESS", "PLAIT_PUBLISH")
+    kept = {name: value for name, value in os.environ.items() if name not in ours}
     return subprocess.run(
         [sys.executable, "-c", code],
         capture_output=True, text=True, check=False, env={**kept, **environment}, timeout=120,
@@ -92,3 +93,24 @@ print(torch.ones(1).item())
     assert (done.returncode, done.stdout) == (0, "1.0\n")
     assert done.stderr.startswith("plait: gradients are NOT compressed, PLAIT_COMPRESS could not be heeded: ")
     assert len(done.stderr.splitlines()) == 1
+
+
+def test_steps_are_published_where_that_is_asked_for():
+    code = f"""
+import sys, torch
+{LOADED}
+print(torch.nn.parallel.DistributedDataParallel.__init__.__wrapped__.__qualname__)
+"""
+    done = python(code, PLAIT_PUBLISH="foreground")
+    assert (done.returncode, done.stderr) == (0, "")
+    modules, wrapped = done.stdout.splitlines()
+    assert "plait.burst.script" in modules.split()
+    assert "plait.compress.script" not in modules.split()
+    assert wrapped == "DistributedDataParallel.__init__"
+    broken = python(
+        code.replace(
+            "import sys, torch", "import sys; sys.modules['plait.burst.script'] = None; import torch"
+        ),
+        PLAIT_PUBLISH="1",
+    )
+    assert broken.stderr.startswith("plait: background work is not told of steps")

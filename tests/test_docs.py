@@ -3,6 +3,7 @@
 import itertools
 import os
 import re
+import runpy
 import shlex
 import subprocess
 import sys
@@ -26,11 +27,17 @@ def blocks(page, language):
 
 
 def commands(page):
+    """The commands, one by one; one that resumes what the one before it began runs after that."""
+    found = []
     for text in blocks(page, "sh"):
         for line in text.replace("\\\n", " ").splitlines():
             words = shlex.split(line, comments=True)
             if words and words[0] not in SETS_UP:
-                yield words
+                if "--resume" in words and found and found[-1][0][:2] == words[:2]:
+                    found[-1].append(words)
+                else:
+                    found.append([words])
+    return found
 
 
 def environment(directory):
@@ -49,32 +56,41 @@ def workplace(tmp_path):
 @pytest.mark.parametrize(
     "page", [page for page in PAGES if blocks(page, "python")], ids=lambda page: page.name
 )
-def test_the_python_of_a_page_runs_as_printed(page, workplace):
-    script = workplace / "page.py"
+def test_the_python_of_a_page_runs_as_printed(page, workplace, forkserver):
+    script, log = workplace / "page.py", workplace / "page.log"
     script.write_text("\n".join(blocks(page, "python")))
-    done = subprocess.run(
-        [sys.executable, "-W", "error:::plait", str(script)],
-        cwd=workplace, env=environment(workplace), capture_output=True, text=True, check=False, timeout=240,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stdout + done.stderr
+    given = {"script": str(script), "log": str(log)}
+    runner = str(ROOT / "tests" / "page.py")
+    process = forkserver.Process(target=runpy.run_path, args=(runner, given, "page"))
+    process.start()
+    process.join(240)
+    process.kill()
+    process.join()
+    assert process.exitcode == 0, log.read_text()
 
 
 @pytest.mark.parametrize(
-    ("page", "words"), [(page.name, words) for page in PAGES for words in commands(page)], ids=str
+    ("page", "lines"),
+    [
+        pytest.param(page.name, lines, id=f"{page.name}-{lines[0]}")
+        for page in PAGES
+        for lines in commands(page)
+    ],
 )
-def test_the_commands_of_a_page_work_as_printed(page, words, workplace):
-    given = list(itertools.takewhile(lambda word: re.match("[A-Z_]+=", word), words))  # VARIABLE=value first
-    done = subprocess.run(
-        words[len(given) :],
-        cwd=workplace,
-        env=environment(workplace) | dict(word.split("=", 1) for word in given),
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=240,
-    )
-    fine = {0, 1} if words[:2] in TIMED or words[:3] in TIMED else {0}
-    assert done.returncode in fine, done.stdout + done.stderr
+def test_the_commands_of_a_page_work_as_printed(page, lines, workplace):
+    for words in lines:
+        given = list(itertools.takewhile(lambda word: re.match("[A-Z_]+=", word), words))  # VARIABLE=value
+        done = subprocess.run(
+            words[len(given) :],
+            cwd=workplace,
+            env=environment(workplace) | dict(word.split("=", 1) for word in given),
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=240,
+        )
+        fine = {0, 1} if words[:2] in TIMED or words[:3] in TIMED else {0}
+        assert done.returncode in fine, done.stdout + done.stderr
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

@@ -1,109 +1,32 @@
 """One process: equal to a loop written by hand, to the bit, and resumable to the bit."""
 
-import dataclasses
 import functools
-import json
 import math
-from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
 
-from plait import checkpoint, losses, reference, reference_worker
+from plait import losses, reference
 from plait.data import indices
 from plait.determinism import seed_micro_batch
-from plait.errors import FileError, NonfiniteError, UsageError
-from plait.factory import Factory
-from plait.job import Evaluation, Job
-
-
-class Net(nn.Module):
-    def __init__(self, dropout, norm):
-        super().__init__()
-        self.first = nn.Linear(6, 16)
-        self.norm = nn.BatchNorm1d(16) if norm else nn.Identity()
-        self.drop = nn.Dropout(dropout)
-        self.frozen = nn.Linear(16, 16)
-        self.frozen.requires_grad_(False)
-        self.last = nn.Linear(16, 4)
-
-    def forward(self, x):
-        return self.last(self.frozen(self.drop(self.norm(self.first(x)).relu())))
-
-
-def net(*, dropout=0.0, norm=False):
-    return Net(dropout, norm)
-
-
-def points(seed, *, count=40, masked=False, broken_at=None):
-    x = torch.randn(count, 6, generator=torch.Generator().manual_seed(seed))
-    y = x.argmax(1) % 4
-    if masked:
-        y[torch.arange(count) % 5 > 1] = losses.IGNORED
-    if broken_at is not None:
-        x[broken_at] = math.inf
-    return [(x[i], y[i]) for i in range(count)]
-
-
-BASE = Job(
-    name="small",
-    model=net,
-    data=points,
-    loss=losses.cross_entropy,
-    optimizer=functools.partial(torch.optim.SGD, lr=0.1),
-    batch=8,
-    steps=7,
-    seed=3,
-)
-SGD = functools.partial(torch.optim.SGD, lr=0.1)
-MOMENTUM = functools.partial(torch.optim.SGD, lr=0.1, momentum=0.9, weight_decay=0.01)
-ADAM = functools.partial(torch.optim.Adam, lr=0.01)
-ADAMW = functools.partial(torch.optim.AdamW, lr=0.01, fused=True)
-COSINE = Factory("torch.optim.lr_scheduler:CosineAnnealingLR", T_max=10)
-STEPS = Factory("torch.optim.lr_scheduler:MultiStepLR", milestones=[2, 5])
-EVERYTHING = dataclasses.replace(
+from plait.errors import NonfiniteError
+from plait.job import Evaluation
+from reference_jobs import (
+    ADAM,
+    ADAMW,
     BASE,
-    model=functools.partial(net, dropout=0.3, norm=True),
-    optimizer=ADAMW,
-    schedule=STEPS,
-    accumulate=3,
-    clip_norm=0.5,
-    evaluation=Evaluation(
-        data=functools.partial(points, count=11), every=2, metrics={"right": losses.accuracy}
-    ),
+    COSINE,
+    EVERYTHING,
+    MOMENTUM,
+    SGD,
+    assert_equal,
+    assert_same,
+    job,
+    net,
+    points,
+    steps_with,
 )
-
-
-def job(base=BASE, **changes):
-    return dataclasses.replace(base, **changes)
-
-
-def assert_equal(one, other, place="state"):
-    """Equal to the bit, through dicts and lists."""
-    assert type(one) is type(other), place
-    if isinstance(one, torch.Tensor):
-        assert one.dtype == other.dtype, place
-        assert torch.equal(one, other), place
-    elif isinstance(one, dict):
-        assert one.keys() == other.keys(), place
-        for key in one:
-            assert_equal(one[key], other[key], f"{place}.{key}")
-    elif isinstance(one, (list, tuple)):
-        assert len(one) == len(other), place
-        for number, (a, b) in enumerate(zip(one, other, strict=True)):
-            assert_equal(a, b, f"{place}.{number}")
-    else:
-        assert one == other or (one != one and other != other), place
-
-
-def assert_same(one, other):
-    """Two results, equal to the bit in all but their time."""
-    assert_equal(one.model.state_dict(), other.model.state_dict(), "model")
-    assert_equal(one.optimizer, other.optimizer, "optimizer")
-    assert_equal(one.losses, other.losses, "losses")
-    for field in ("evaluations", "skipped", "steps", "finished"):
-        assert getattr(one, field) == getattr(other, field)
 
 
 def by_hand(one, *, optimizer, schedule=None, clip=None, bf16=False):
@@ -195,38 +118,6 @@ def test_frozen_parameters_stay():
     assert len(result.optimizer["state"]) == 4
 
 
-@pytest.mark.parametrize("stop", [1, 4, 6])
-@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp64"])
-def test_a_resumed_run_ends_with_the_same_bits(tmp_path, stop, precision):
-    one = job(EVERYTHING, precision=precision)
-    whole = reference.train(one)
-    part = reference.train(one, directory=tmp_path, stop_after=stop)
-    assert (part.steps, part.finished) == (stop, False)
-    assert part.losses == whole.losses[:stop]
-    assert_same(reference.train(one, resume=tmp_path), whole)
-    assert_same(reference.train(one, resume=tmp_path / reference.CHECKPOINT), whole)
-
-
-def test_checkpoints_are_written_along_the_way_and_one_of_a_finished_job_is_its_result(tmp_path):
-    class Stop(Exception):
-        pass
-
-    def crash(step):
-        if step.step == 4:
-            raise Stop
-
-    whole = reference.train(EVERYTHING)
-    with pytest.raises(Stop):
-        reference.train(EVERYTHING, directory=tmp_path, save_every=2, on_step=crash)
-    seen = []
-    resumed = reference.train(EVERYTHING, resume=tmp_path, directory=tmp_path, on_step=seen.append)
-    assert [step.step for step in seen] == [4, 5, 6]
-    assert_same(resumed, whole)
-    assert_same(reference.train(EVERYTHING, resume=tmp_path), whole)
-    longer = reference.train(job(EVERYTHING, steps=9), resume=tmp_path)
-    assert longer.losses == reference.train(job(EVERYTHING, steps=9)).losses
-
-
 def test_evaluation_is_of_the_weights_at_that_step_and_changes_nothing():
     without = reference.train(job(EVERYTHING, evaluation=None))
     result = reference.train(EVERYTHING)
@@ -242,10 +133,6 @@ def test_evaluation_is_of_the_weights_at_that_step_and_changes_nothing():
         assert evaluated.metrics == {"right": pytest.approx((output.argmax(1) == y).double().mean().item())}
     last = reference.train(job(EVERYTHING, evaluation=Evaluation(data=points)))
     assert [evaluated.step for evaluated in last.evaluations] == [7]
-
-
-def steps_with(row):
-    return [step for step in range(5) if row in indices(seed=3, step=step, batch=8, size=40)]
 
 
 @pytest.mark.parametrize("clip", [None, 1.0])
@@ -265,18 +152,6 @@ def test_a_step_that_is_not_finite_is_skipped_and_leaves_no_trace(clip, accumula
     rates = []
     reference.train(one, on_step=lambda step: rates.append(step.learning_rate))
     assert len(set(rates)) == 5  # the schedule goes on
-
-
-def test_a_run_that_skipped_steps_is_resumed_as_it_was(tmp_path):
-    row = 11
-    (bad,) = steps_with(row)
-    one = job(
-        data=functools.partial(points, broken_at=row), optimizer=ADAM, schedule=COSINE, nonfinite="skip"
-    )
-    reference.train(one, directory=tmp_path, stop_after=bad + 1)
-    resumed = reference.train(one, resume=tmp_path)
-    assert resumed.skipped[0] == bad
-    assert_same(resumed, reference.train(one))
 
 
 def test_the_first_step_may_be_the_one(recwarn):
@@ -323,193 +198,6 @@ def test_a_step_in_which_nothing_counts_is_not_finite():
 
 def zero(batch):
     return 0
-
-
-OTHER = [
-    ("name", "other"),
-    ("batch", 4),
-    ("seed", 4),
-    ("threads", 2),
-    ("accumulate", 2),
-    ("clip_norm", 0.25),
-    ("precision", "fp64"),
-    ("optimizer", ADAM),
-    ("schedule", None),
-    ("model", net),
-]
-
-
-@pytest.mark.parametrize(("field", "value"), OTHER)
-def test_a_checkpoint_of_another_job_is_refused_by_the_field_that_differs(tmp_path, field, value):
-    one = job(EVERYTHING, steps=1, evaluation=None)
-    reference.train(one, directory=tmp_path)
-    with pytest.raises(FileError, match=f"is of another job: its {field} is ") as caught:
-        reference.train(job(one, **{field: value}), resume=tmp_path)
-    assert caught.value.setting == field
-
-
-def test_what_does_not_change_a_step_may_change(tmp_path):
-    one = job(EVERYTHING, steps=1)
-    reference.train(one, directory=tmp_path)
-    changed = job(
-        one, steps=None, epochs=1, evaluation=None, priority="background", strategy="data", memory="1GiB"
-    )
-    assert reference.train(changed, resume=tmp_path).finished
-
-
-def test_a_checkpoint_that_the_code_has_outgrown_is_refused(tmp_path):
-    reference.train(BASE, directory=tmp_path, stop_after=1)
-    state = checkpoint.load(tmp_path / reference.CHECKPOINT)
-    state["model"]["first.weights"] = state["model"].pop("first.weight")
-    checkpoint.save(tmp_path / reference.CHECKPOINT, state)
-    with pytest.raises(FileError, match=r"does not fit what the job builds now: .*first\.weight"):
-        reference.train(BASE, resume=tmp_path)
-
-
-@pytest.mark.parametrize("name", ["save_every", "stop_after"])
-def test_a_step_number_below_one_is_refused(name):
-    with pytest.raises(UsageError, match=f"{name} is 0"):
-        reference.train(BASE, **{name: 0})
-
-
-def test_a_checkpoint_of_something_else_is_refused(tmp_path):
-    checkpoint.save(tmp_path / reference.CHECKPOINT, {"weights": torch.zeros(3)})
-    with pytest.raises(FileError, match="has no job: it is not one of a job"):
-        reference.train(job(), resume=tmp_path / reference.CHECKPOINT)
-
-
-def test_no_checkpoint_to_resume_from(tmp_path):
-    with pytest.raises(FileError, match="there is no checkpoint"):
-        reference.train(BASE, resume=tmp_path)
-
-
-def test_saving_needs_a_place():
-    with pytest.raises(UsageError, match="save_every has no directory") as caught:
-        reference.train(BASE, save_every=1)
-    assert caught.value.setting == "directory"
-
-
-def test_the_same_call_goes_on_where_it_was_and_begins_where_there_is_nothing(tmp_path):
-    again = {"directory": tmp_path / "run", "resume": True}
-    assert reference.train(BASE, stop_after=3, **again).steps == 3
-    seen = []
-    whole = reference.train(BASE, on_step=seen.append, **again)
-    assert [step.step for step in seen] == [3, 4, 5, 6]
-    assert_same(whole, reference.train(BASE))
-    assert_same(reference.train(BASE, **again), whole)
-
-
-def test_a_checkpoint_is_only_overwritten_when_told(tmp_path):
-    reference.train(BASE, directory=tmp_path, stop_after=3)
-    with pytest.raises(FileError, match="holds a checkpoint already"):
-        reference.train(BASE, directory=tmp_path, stop_after=1)
-    assert reference.train(BASE, resume=tmp_path, stop_after=3).steps == 3
-    assert reference.train(BASE, directory=tmp_path, overwrite=True, stop_after=1).steps == 1
-    assert reference.train(BASE, resume=tmp_path, stop_after=1).steps == 1
-
-
-def run_worker(capsys, *words):
-    """The exit code, what was printed, and what was complained of."""
-    code = reference_worker.main([str(word) for word in words])
-    out, error = capsys.readouterr()
-    return code, json.loads(out, parse_constant=pytest.fail) if out else None, error
-
-
-def test_a_worker_takes_its_job_from_a_file_and_survives_a_restart(tmp_path, capsys):
-    (tmp_path / "job.json").write_text(EVERYTHING.to_json())
-    command = [tmp_path / "job.json", "--directory", tmp_path / "run", "--save-every", "3", "--resume"]
-    reference.train(EVERYTHING, directory=tmp_path / "run", stop_after=2)  # what an earlier start came to
-    code, told, _ = run_worker(capsys, *command)
-    result = reference.train(EVERYTHING)
-    assert (code, told["format"], told["job"]) == (0, "plait.reference/1", "small")
-    assert told["losses"] == list(result.losses)
-    assert told["evaluations"][-1]["step"] == 7
-    assert (told["steps"], told["finished"], told["skipped"]) == (7, True, [])
-    assert run_worker(capsys, *command)[1]["losses"] == told["losses"]
-    code, _, error = run_worker(capsys, *command[:-1])
-    assert code == 2
-    assert "holds a checkpoint already" in error
-    assert run_worker(capsys, *command[:-1], "--overwrite")[0] == 0
-    assert run_worker(capsys, tmp_path / "job.json", "--resume", tmp_path / "run")[0] == 0
-
-
-def test_or_from_a_jobs_file_by_name(tmp_path, capsys):
-    file = tmp_path / "jobs.py"
-    file.write_text(
-        f"import dataclasses\nfrom plait.job import Job\none = Job.from_json({BASE.to_json()!r})\n"
-        "jobs = [one, dataclasses.replace(one, name='short', steps=1, strategy='spill', memory='1MiB')]"
-    )
-    code, told, error = run_worker(capsys, file, "--job", "short")
-    assert (code, told["job"], told["steps"]) == (0, "short", 1)
-    assert "job 'short' is trained plainly; its strategy and memory are for others to read" in error
-    code, told, error = run_worker(capsys, file, "--job", "small")
-    assert (code, told["steps"], error) == (0, 7, "")
-    code, told, error = run_worker(capsys, file)
-    assert (code, told) == (2, None)
-    assert (
-        error == f"plait.reference: {file} has 2 jobs (setting: job); works: the name of one: small, short\n"
-    )
-
-
-def test_what_is_not_finite_is_null_in_json(tmp_path, capsys):
-    (bad,) = steps_with(11)
-    one = job(data=functools.partial(points, broken_at=11), optimizer=ADAM, steps=5, nonfinite="skip")
-    one = job(one, evaluation=Evaluation(data=functools.partial(points, broken_at=0)))
-    (tmp_path / "job.json").write_text(one.to_json())
-    code, told, _ = run_worker(capsys, tmp_path / "job.json")
-    assert code == 0
-    assert [step for step, loss in enumerate(told["losses"]) if loss is None] == [bad] == told["skipped"]
-    assert told["evaluations"][0]["loss"] is None
-
-
-def from_disk(seed):
-    return Path("/no/such/rows").read_text().splitlines()
-
-
-BAD_JOBS = [
-    ({"batch": 41}, 2, "a global batch of 41 rows is larger than the data set of 40"),
-    ({"model": Factory(net, colour=1)}, 2, "takes no argument 'colour'"),
-    ({"loss": "torch.nn.functional:cross_entropy"}, 2, "the loss failed when called with"),
-    ({"data": from_disk}, 2, "No such file or directory: '/no/such/rows'"),
-    ({"data": functools.partial(points, broken_at=11)}, 1, "job 'small' has a loss of nan"),
-]
-
-
-@pytest.mark.parametrize(("changes", "code", "reason"), BAD_JOBS, ids=[bad[2][:20] for bad in BAD_JOBS])
-def test_a_worker_ends_with_a_line_and_a_code(tmp_path, capsys, changes, code, reason):
-    (tmp_path / "job.json").write_text(job(**changes).to_json())
-    got, told, error = run_worker(capsys, tmp_path / "job.json")
-    assert (got, told) == (code, None)
-    assert error.startswith("plait.reference: ")
-    assert reason in error
-    assert error.count("\n") == 1
-
-
-def test_so_it_does_over_its_files(tmp_path, capsys):
-    file = tmp_path / "job.json"
-    code, _, error = run_worker(capsys, file)
-    assert (code, "there is no jobs file" in error) == (2, True)
-    file.write_text('{"format": "plait.profile/1"}')
-    code, _, error = run_worker(capsys, file)
-    assert (code, "job.json: the format is 'plait.profile/1'" in error) == (2, True)
-    file.write_text(BASE.to_json())
-    reference.train(job(seed=4), directory=tmp_path, stop_after=1)
-    code, _, error = run_worker(capsys, file, "--directory", tmp_path, "--resume")
-    assert (code, "is of another job: its seed is 4" in error) == (2, True)
-    code, _, error = run_worker(capsys, file, "--save-every", "0", "--directory", tmp_path / "new")
-    assert (code, "save_every is 0" in error) == (2, True)
-    with pytest.raises(SystemExit) as ended:
-        reference_worker.main([str(file), "--colour"])
-    assert ended.value.code == 2
-
-
-def test_a_checkpoint_that_cannot_be_written_late_is_a_run_that_failed(tmp_path, capsys):
-    (tmp_path / "job.json").write_text(job(steps=2).to_json())
-    code, told, error = run_worker(
-        capsys, tmp_path / "job.json", "--directory", tmp_path / "job.json" / "run"
-    )
-    assert (code, told) == (1, None)
-    assert "cannot be written" in error
 
 
 def gpt2():

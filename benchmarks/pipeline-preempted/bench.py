@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 import statistics
 import sys
 from collections.abc import Sequence
@@ -38,9 +39,14 @@ FIXED = [
 
 
 def phases(bench: Bench) -> tuple[list[str], int]:
-    """The rates of the phases, and how many of them make a round."""
+    """The rates of the phases, and how many of them make a round; a seed other than 0 draws their order."""
     trace = json.loads((HERE / "trace.json").read_text())
-    return trace["quick" if bench.quick else "full"], len(set(trace["full"]))
+    rates, length = trace["quick" if bench.quick else "full"], len(set(trace["full"]))
+    if bench.seed:
+        draw = random.Random(bench.seed)
+        rounds = [rates[begin : begin + length] for begin in range(0, len(rates), length)]
+        rates = [rate for part in rounds for rate in draw.sample(part, length)]
+    return rates, length
 
 
 def whole_trace(bench: Bench, ran: Ran, rounds: Sequence[Sequence[int]]) -> None:

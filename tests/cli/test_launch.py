@@ -111,6 +111,9 @@ def test_what_ends_the_launcher_ends_the_workers(light, number):
         (["--nnodes", "two", "--", SCRIPT], "'two' is no number of hosts", "--nnodes"),
         (["--", "gone.py"], "there is no script gone.py", "COMMAND"),
         (["--", "no-such-program"], "'no-such-program' is neither a Python script nor a program", "COMMAND"),
+        (["--background", "--max-slowdown", "1", "--", "true"], "at 1 times its length", "max_slowdown"),
+        (["--background", "--threads", "0", "--", "true"], "threads is 0", "threads"),
+        (["--background", "--memory", "1KiB", "--", "true"], "less than a Python process needs", "memory"),
     ],
 )
 def test_what_is_refused_before_anything_starts(words, what, setting):
@@ -132,3 +135,33 @@ def test_an_option_that_torchrun_refuses_is_one_line():
     assert done.returncode == 2
     assert len(done.stderr.splitlines()) == 1
     assert done.stderr.startswith("plait: ")
+
+
+def test_any_command_runs_in_the_background_with_its_exit_code(tmp_path):
+    given = ["--background", "--threads", "1", "--end-with-foreground"]
+    done = subprocess.run(
+        [*COMMAND, *given, "--", "sh", "-c", "echo $PLAIT_PUBLISH $OMP_NUM_THREADS; exit 7"],
+        capture_output=True, text=True, check=False, timeout=240,
+        env={**environment(), "PLAIT_BURST_DIRECTORY": str(tmp_path / "published")},
+    )  # fmt: skip
+    assert (done.returncode, done.stdout) == (7, "background 1\n"), done.stderr
+    assert done.stderr.startswith("plait: no foreground step was seen beside it; ")
+    assert not (tmp_path / "published").exists()
+
+
+def test_what_ends_the_launcher_ends_the_background(light):
+    words = [*COMMAND, "--background", "--", "sh", "-c", f"echo $$ > {light.parent}/pid; sleep 120"]
+    process = subprocess.Popen(words, stderr=subprocess.PIPE, text=True, env=environment())
+    file = light.parent / "pid"
+    try:
+        while not (file.exists() and file.read_text().strip()):
+            assert process.poll() is None, process.stderr.read()
+            time.sleep(0.1)
+        process.send_signal(signal.SIGTERM)
+        _, said = process.communicate(timeout=120)
+    finally:
+        process.kill()
+        process.wait()
+    assert process.returncode == 128 + signal.SIGTERM, said
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(file.read_text()), 0)

@@ -2,7 +2,9 @@ from __future__ import annotations
 
 import json
 import subprocess
+import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -30,6 +32,12 @@ def test_prints_what_it_took(port: int, capsys: pytest.CaptureFixture[str]) -> N
     assert len(json.loads(capsys.readouterr().out)) == 2
 
 
+def connections(port: int) -> int:
+    """How many are connected to a port of this machine."""
+    rows = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
+    return sum(row[2].endswith(f":{port:04X}") and row[3] == "01" for row in rows)
+
+
 def test_a_sender_that_dies_is_an_error() -> None:
     with subprocess.Popen([*alone("flow.py"), "serve", "127.0.0.1"], stdout=subprocess.PIPE) as server:
         assert server.stdout is not None
@@ -37,6 +45,9 @@ def test_a_sender_that_dies_is_an_error() -> None:
         drain = subprocess.Popen(
             [*alone("flow.py"), "drain", "127.0.0.1", str(number), "--streams", "2"], stderr=subprocess.PIPE
         )
+        while connections(number) < 2:
+            assert drain.poll() is None
+            time.sleep(0.01)
         with pytest.raises(subprocess.TimeoutExpired):
             drain.wait(0.2)  # it fetches for as long as there is a sender
         server.kill()

@@ -1,52 +1,17 @@
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
-import sys
-import time
 from pathlib import Path
 
 import pytest
+from lab_workers import MEET, left_of, python
 
 from plait.errors import FileError, LabError, PlaitError, UsageError, WorkerError
-from plait.lab import Lab, MemoryGroup, Trace, clean, measure_bandwidth
-from plait.lab.label import Label
-from plait.lab.leftover import members
-from plait.lab.network import NAMESPACES
+from plait.lab import Lab, Trace, clean, measure_bandwidth
 
 CONTRACT = "RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE MASTER_ADDR MASTER_PORT GLOO_SOCKET_IFNAME"
 SHOW_CONTRACT = f"import os; print(*(os.environ[name] for name in '{CONTRACT}'.split()))"
-MEET = """
-import os, socket
-rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-where = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-if rank == 0:
-    with socket.create_server(where) as server:
-        print(sorted(server.accept()[0].recv(9).decode() for _ in range(world - 1)))
-else:
-    while True:
-        try:
-            socket.create_connection(where).sendall(f"rank {rank}".encode())
-            break
-        except ConnectionRefusedError:
-            pass
-"""
-
-
-def python(code: str) -> list[str]:
-    return [sys.executable, "-S", "-c", code]
-
-
-def left_of(lab: Lab) -> list[str]:
-    label = Label.find(lab.label)
-    assert label is not None
-    spaces = NAMESPACES.iterdir() if NAMESPACES.exists() else []
-    names = [path.name for path in spaces if path.name.startswith(lab.label)]
-    groups = [
-        str(host.memory.directory) for host in lab.hosts if host.memory and host.memory.directory.exists()
-    ]
-    return [*names, *groups, *map(str, members(label))]
 
 
 @pytest.fixture(params=["namespaces", "loopback"])
@@ -169,103 +134,6 @@ def test_without_a_limit_memory_is_not_measured() -> None:
         assert lab.hosts[0].oom_kills is None
 
 
-def arriving(lab: Lab, host: int) -> float:
-    """Bytes per second that reach a host, over a moment."""
-    begin, before = time.monotonic(), lab.hosts[host].received_bytes
-    time.sleep(0.4)
-    return (lab.hosts[host].received_bytes - before) / (time.monotonic() - begin)
-
-
-def wait_until(lab: Lab, host: int, rate_bytes_per_second: float) -> None:
-    deadline = time.monotonic() + 30
-    while lab.hosts[host].rate_bytes_per_second != rate_bytes_per_second:
-        assert time.monotonic() < deadline, "the trace was not followed"
-        time.sleep(0.01)
-
-
-def test_a_trace_that_halves_the_rate_is_visible(namespaces: None) -> None:
-    with Lab(hosts=2, rate="40mbit") as lab, lab.compete(0, 1):
-        before = max(arriving(lab, 1) for _ in range(3))
-        lab.follow(Trace.parse("0.1 20mbit"))
-        wait_until(lab, 1, 2.5e6)
-        after = max(arriving(lab, 1) for _ in range(3))
-    assert 0.25 < after / before < 0.75
-
-
-def test_a_lab_follows_its_trace_from_the_first_worker_on(namespaces: None, tmp_path: Path) -> None:
-    (tmp_path / "trace").write_text("0 40mbit\n0.05 20mbit 1\n")
-    with Lab(hosts=2, rate="80mbit", trace=tmp_path / "trace") as lab:
-        assert [host.rate_bytes_per_second for host in lab.hosts] == [10e6, 10e6]
-        lab.start(0, ["sleep", "60"])
-        wait_until(lab, 1, 2.5e6)
-        assert lab.hosts[0].rate_bytes_per_second == 5e6
-
-
-def test_a_cut_link_is_visible_and_so_is_its_return(namespaces: None) -> None:
-    with Lab(hosts=2, rate="80mbit") as lab, lab.compete(0, 1):
-        assert arriving(lab, 1) > 0
-        lab.cut(1)
-        time.sleep(0.1)
-        assert arriving(lab, 1) == 0
-        lab.restore(1)
-        deadline = time.monotonic() + 30
-        while arriving(lab, 1) == 0:
-            assert time.monotonic() < deadline, "nothing arrives over the restored link"
-
-
-def test_what_cannot_flow_over_a_cut_link_is_said(namespaces: None) -> None:
-    with Lab(hosts=2) as lab:
-        lab.cut(0)
-        with pytest.raises(LabError, match="no traffic can flow from host 0 to host 1"):
-            lab.compete(0, 1)
-        assert lab.run(["true"]).exit_code == 0  # the host itself lives on
-    assert left_of(lab) == []
-
-
-def test_rates_change_host_by_host_and_both_ways(namespaces: None) -> None:
-    with Lab(hosts=2, rate="80mbit") as lab:
-        for slow, flow in ((0, (0, 1)), (1, (0, 1))):  # the sender's port, then the receiver's
-            lab.set_rate("80mbit")
-            with lab.compete(*flow):
-                full = arriving(lab, 1)
-                lab.set_rate("8mbit", host=slow)
-                time.sleep(0.1)
-                assert arriving(lab, 1) < 0.5 * full
-        lab.set_rate(None)
-        assert [host.rate_bytes_per_second for host in lab.hosts] == [None, None]
-
-
-def test_a_link_that_is_slowed_far_down_under_traffic_lives_on(namespaces: None) -> None:
-    # What waits in its queue was cut for the fast link, in packets larger than the slow one's bucket.
-    with Lab(hosts=2, rate="2gbit") as lab, lab.compete(0, 1, streams=4):
-        assert arriving(lab, 1) > 0
-        lab.set_rate("8mbit")
-        time.sleep(0.5)  # far longer than what was on its way needs
-        assert 0 < arriving(lab, 1) < 3e6
-
-
-def test_a_competing_flow_takes_no_more_than_its_rate_and_stops(namespaces: None) -> None:
-    with Lab(hosts=2, rate="80mbit") as lab:
-        with lab.compete(0, 1, streams=2, rate="8mbit") as flow:
-            assert 0 < arriving(lab, 1) < 3e6
-            flow.stop()
-        time.sleep(0.1)
-        assert arriving(lab, 1) < 1e4
-
-
-def test_every_ordered_pair_is_measured_and_none_beats_its_link(namespaces: None) -> None:
-    with Lab(hosts=3, rate="80mbit") as lab:
-        lab.set_rate("40mbit", host=2)
-        transfers = list(measure_bandwidth(lab, 2**19, seconds=0.0))
-    assert [(t.source, t.target) for t in transfers] == [(0, 1), (0, 2), (1, 0), (1, 2), (2, 0), (2, 1)]
-    for transfer in transfers:
-        assert transfer.asked_bytes_per_second == (5e6 if 2 in (transfer.source, transfer.target) else 10e6)
-        assert transfer.bytes_per_second == 2**19 / min(transfer.seconds)
-        assert transfer.of_asked is not None
-        assert transfer.of_asked < 1.1
-    assert left_of(lab) == []
-
-
 def test_two_labs_do_not_disturb_each_other(namespaces: None) -> None:
     with Lab(hosts=2, rate="80mbit") as one:
         sleeper = one.start(1, ["sleep", "600"])
@@ -275,92 +143,6 @@ def test_two_labs_do_not_disturb_each_other(namespaces: None) -> None:
         assert not [leftover for leftover in clean() if leftover.label == one.label]
         assert sleeper.poll() is None
         assert one.run(python(MEET), show=lambda line: None, timeout_seconds=60).exit_code == 0
-
-
-def test_a_loopback_lab_says_what_is_missing_in_one_line(
-    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv("PLAIT_LAB_LOOPBACK", "1")
-    with Lab(hosts=2, rate="1gbit") as lab:
-        assert lab.loopback
-        for act in (
-            lambda: lab.cut(0),
-            lambda: lab.restore(0),
-            lambda: lab.set_rate("1mbit"),
-            lambda: lab.follow(Trace.parse("0 1mbit")),
-        ):
-            with pytest.raises(LabError, match="PLAIT_LAB_LOOPBACK is set"):
-                act()
-        with pytest.raises(LabError, match="no links"):
-            _ = lab.hosts[0].sent_bytes
-        assert [transfer.of_asked for transfer in measure_bandwidth(lab, 1000, seconds=0.0)] == [None, None]
-    said = capfd.readouterr().err
-    assert said == (
-        "plait lab: PLAIT_LAB_LOOPBACK is set: hosts share this machine's loopback, links are not shaped\n"
-    )
-
-
-def test_without_iproute2_there_is_a_loopback_lab(
-    namespaces: None, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    monkeypatch.setenv("PATH", str(tmp_path))
-    with Lab(hosts=2) as lab:
-        assert lab.run(python("pass")).exit_code == 0
-    assert "plait lab: ip and tc (Debian package iproute2) is missing: " in capfd.readouterr().err
-    with pytest.raises(LabError, match="needs ip and tc"):
-        Lab(loopback=False)
-
-
-UNPRIVILEGED = """
-import sys
-from plait.lab import Lab
-with Lab(hosts=2, rate="1gbit", memory="64MiB") as lab:
-    print(lab.run([sys.executable, "-S", "-c", "import os; print(os.getuid())"]).exit_codes)
-"""
-
-
-def as_nobody(code: str) -> subprocess.CompletedProcess[str]:
-    if os.geteuid() != 0 or shutil.which("setpriv") is None:
-        pytest.skip("root and setpriv are missing: cannot become another user")
-    # The capability only lets it read an interpreter that is installed below root's home.
-    become = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"]
-    become += ["--inh-caps=-all,+dac_read_search", "--ambient-caps=-all,+dac_read_search"]
-    return subprocess.run(
-        [*become, sys.executable, "-c", code],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-        cwd="/",
-        env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-    )
-
-
-def test_another_user_than_root_gets_a_loopback_lab() -> None:
-    done = as_nobody(UNPRIVILEGED)
-    assert done.returncode == 0, done.stderr
-    assert sorted(done.stdout.splitlines()) == ["(0, 0)", "host0 | 65534", "host1 | 65534"]
-    assert done.stderr == (
-        "plait lab: root is missing: hosts share this machine's loopback, "
-        "links are not shaped, and memory is not limited\n"
-    )
-
-
-def test_what_root_left_behind_is_not_in_another_users_way(memory_groups: None) -> None:
-    here = Label.new()
-    dead = Label(pid=here.pid, started=here.started + 1, pid_namespace=here.pid_namespace, token="0f0f0f")
-    with MemoryGroup("64MiB", name=f"{dead}-host0") as group:
-        process = subprocess.Popen(["sleep", "600"])
-        group.add(process.pid)
-        done = as_nobody(UNPRIVILEGED + "from plait.lab import clean; clean()")
-        if process.poll() is not None:
-            pytest.skip("a lab of root's on this machine has swept what this test left behind")
-        assert "(0, 0)" in done.stdout
-        assert (
-            f"process {process.pid} of {dead} is another user's; works: plait lab clean, as root"
-            in done.stderr
-        )
-    assert process.wait() == -9
 
 
 @pytest.mark.parametrize(

@@ -174,7 +174,9 @@ def within_memory():
     rank, world = dist.get_rank(), dist.get_world_size()
     free = Gauge(torch.device("cpu")).begin()
     stage = PipelineStage(Wide(), rank, world, torch.device("cpu"))
-    limit = free + 62 * MIB  # 1F1B needs 52 and depth 2 needs 60, and 2% of the whole are spared
+    # 1F1B needs 56 to 60, by how much of torch's code was in memory before, and one more micro-batch 8 more;
+    # 2% of the whole, which is 6, are spared.
+    limit = free + 68 * MIB
     schedule = AdaptiveSchedule(stage, 8, loss_fn=squared, memory_limit=limit, micro_batches=(4, 8))
     optimizer = torch.optim.Adam(stage.submod.parameters())
     peaks = []
@@ -194,17 +196,39 @@ def test_measured_memory_stays_below_the_limit(ranks):
         assert in_flight == 2
 
 
+def ends_of_epochs():
+    """Batches with fewer rows than there are micro-batches, and fewer than stages."""
+    schedule = adaptive(micro_batches=(8,))
+    found = []
+    for step, rows in enumerate((BATCH, 5, BATCH, 1, 3, BATCH)):
+        schedule._stage.submod.zero_grad()
+        call(schedule, step, rows)
+        found.append(difference(schedule._stage.submod, step, rows))
+        assert schedule.order.micro_batches == 8 or dist.get_rank()  # the others are told with the next note
+        call(schedule, step, rows, run="eval")
+    return max(found)
+
+
+def test_the_last_batch_of_an_epoch_is_trained_too(ranks):
+    assert max(ranks(2, ends_of_epochs)) < 1e-10
+
+
 def refusals():
     stage = PipelineStage(model(1)[0], 0, 1, torch.device("cpu"))
     found = []
     for options in (
+        {"stage": nn.Linear(2, 2)},
+        {"tuning": {"margin": 0.1}},
+        {"memory": 3},
+        {"n_microbatches": 4},
+        {"micro_batches": 5},
         {"global_batch": 0},
         {"micro_batches": (4, 25)},
         {"memory_limit": "much"},
         {"micro_batches": (4,), "tuning": Tuning(micro_batches=(4,))},
     ):
         with pytest.raises(UsageError) as caught:
-            AdaptiveSchedule(stage, **{"global_batch": BATCH, "loss_fn": squared, **options})
+            AdaptiveSchedule(**{"stage": stage, "global_batch": BATCH, "loss_fn": squared, **options})
         found.append(caught.value.setting)
     with pytest.raises(UsageError) as caught:
         AdaptiveSchedule(stage, BATCH, loss_fn=squared).change(k=2)
@@ -212,7 +236,8 @@ def refusals():
 
 
 def test_what_cannot_be_is_refused(ranks):
-    expected = ["global_batch", "micro_batches", "memory_limit", "micro_batches", "change"]
+    expected = ["stage", "tuning", "memory", "n_microbatches", "micro_batches"]
+    expected += ["global_batch", "micro_batches", "memory_limit", "micro_batches", "change"]
     assert ranks(1, refusals) == [expected]
 
 

@@ -48,6 +48,14 @@ def test_a_device_twice_as_fast_gets_twice_the_work():
     assert balance(chain(*[1.0] * 9), 2, speeds=[2, 1]).cuts == (6,)
 
 
+def test_memory_as_people_write_it():
+    profile = Profile(blocks=tuple(block(f"b{i}", 1.0, parameters=2**20) for i in range(4)))
+    assert balance(profile, 2, memory_bytes="4MiB").cuts == (2,)
+    assert balance(profile, 2, memory_bytes=["2MiB", "6MiB"]).cuts == (1,)
+    with pytest.raises(UsageError, match=r"a stage of 4\.00 MiB"):
+        balance(profile, 2, memory_bytes="3MiB")
+
+
 def test_a_slow_link_moves_the_cut_to_where_less_crosses():
     profile = Profile(blocks=(block("a", 1, 1000), block("b", 1, 10), block("c", 1, 1000), block("d", 1)))
     assert balance(profile, 2).cuts == (2,)
@@ -183,7 +191,12 @@ def sizes(blocks, ends, rows):
         ({"n": 0}, "n is 0"),
         ({"n": 2, "rows": 0}, "rows is 0"),
         ({"n": 2, "speeds": [1.0]}, "speeds is"),
+        ({"n": 2, "speeds": [1.0, math.inf]}, "speeds is"),
+        ({"n": 2, "speeds": ["1", "2"]}, "speeds is"),
+        ({"n": 2, "speeds": "12"}, "speeds is"),
         ({"n": 2, "memory_bytes": [1.0, 0.0]}, "memory_bytes is"),
+        ({"n": 2, "memory_bytes": [1.0, math.nan]}, "memory_bytes is"),
+        ({"n": 2, "memory_bytes": "4Gb"}, "a small b, which is a bit"),
         ({"n": 2, "network": Network.uniform(3)}, "a network of 3 stages for 2"),
     ],
 )

@@ -5,6 +5,8 @@ import re
 import signal
 import subprocess
 import sys
+import time
+from datetime import timedelta
 
 import pytest
 import torch
@@ -84,14 +86,94 @@ def test_a_stopped_rank_is_named_by_all_others(ranks, victim):
         assert "(setting: timeout_s)" in text
 
 
+def bad_before_its_first_step(victim, number):
+    """A rank that has its schedule, and then never begins."""
+    rank, world = dist.get_rank(), dist.get_world_size()
+    stage = PipelineStage(Layer(), rank, world, torch.device("cpu"))
+    ScheduleKFKB(stage, 4, squared, timeout_s=TIMEOUT_S)
+    if rank == victim:
+        os.kill(os.getpid(), number)
+    return train(None, stage=stage)
+
+
+@pytest.mark.parametrize(
+    ("victim", "number", "says"),
+    [
+        (0, signal.SIGSTOP, "rank 0 has shown no sign of life for"),
+        (1, signal.SIGSTOP, "rank 1 has shown no sign of life for"),
+        (0, signal.SIGKILL, "rank 0 is gone"),
+    ],
+)
+def test_a_rank_that_is_lost_before_its_first_step(ranks, victim, number, says):
+    found = ranks(3, bad_before_its_first_step, victim, number, lost=[victim], timeout_s=40.0)
+    for kind, text in filter(None, found):
+        assert kind == "WorkerError"
+        assert text.startswith(says)
+
+
+def killed_between_steps():
+    rank = dist.get_rank()
+    stage = PipelineStage(Layer(), rank, 2, torch.device("cpu"))
+    assert train(None, steps=1, stage=stage) is None
+    if rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    time.sleep(1.0)  # by now gloo knows, and takes nothing for that rank
+    return train(None, stage=stage)
+
+
+def test_a_rank_that_was_gone_before_the_step_began(ranks):
+    (kind, text), _ = ranks(2, killed_between_steps, lost=[1])
+    assert kind == "WorkerError"
+    assert text.startswith("rank 1 is gone")
+    assert "rank 0 was sending the note of step 2" in text
+
+
+def slow_to_begin():
+    if dist.get_rank() == 1:
+        time.sleep(TIMEOUT_S + 1.5)  # a large model takes its time
+    return train(Layer())
+
+
+def test_a_rank_that_is_slow_to_begin_is_waited_for(ranks):
+    assert ranks(3, slow_to_begin) == [None, None, None]
+
+
+def slower_than_the_group_waits():
+    place = Place.from_environment()
+    dist.init_process_group("gloo", timeout=timedelta(seconds=2))
+    return train(Layer(lambda x: time.sleep(4) or x, 2) if place.rank else Layer())
+
+
+def test_a_rank_that_takes_longer_than_the_process_group_waits(ranks):
+    kind, text = ranks(2, slower_than_the_group_waits, group=False)[0]
+    assert kind == "WorkerError"
+    assert "rank 1 took longer than the process group waits (Timed out waiting 2000ms" in text
+    assert "(setting: timeout of init_process_group)" in text
+
+
+def out_of_turn():
+    """Two pipelines of equal shapes in one group; the second time, one rank has them in another order."""
+    rank = dist.get_rank()
+    both = [PipelineStage(Layer(), rank, 2, torch.device("cpu")) for _ in range(2)]
+    for stage in both:
+        assert train(None, steps=1, stage=stage) is None
+    return train(None, steps=1, stage=both[rank])
+
+
+def test_pipelines_that_ranks_call_in_different_orders(ranks):
+    found = ranks(2, out_of_turn)
+    for kind, text in found:
+        assert kind == "WorkerError"
+        assert "rank 1 is in step 2 of one pipeline, and those before it in another's" in text
+
+
 def test_an_error_on_one_rank_reaches_all(ranks):
     found = ranks(3, one_bad, 1, ValueError("no luck"), 6)
     assert found[1][0] == "RuntimeError"  # as torch's stages raise it
     for rank in (0, 2):
         kind, text = found[rank]
         assert kind == "WorkerError"
-        assert "rank 1 raised" in text
-        assert "in step 2" in text
+        assert "rank 1 raised ValueError in step 2: no luck" in text  # and not what torch made of it
 
 
 def shrink(x):
@@ -156,6 +238,55 @@ def test_a_batch_with_fewer_rows_than_micro_batches(ranks):
     )
     assert found[1][0] == "WorkerError"
     assert "rank 0 raised UsageError in step 1: a tensor of 3 rows for 4 micro-batches" in found[1][1]
+
+
+def wrong_rows():
+    rank = dist.get_rank()
+    stage = PipelineStage(Layer(), rank, 2, torch.device("cpu"))
+    schedule = ScheduleKFKB(stage, 4, squared, timeout_s=TIMEOUT_S)
+    with pytest.raises((UsageError, WorkerError)) as caught:  # two rows of output for one of the target
+        schedule.step(*[torch.randn(8, 4)][: rank == 0], **({"target": torch.zeros(4, 4)} if rank else {}))
+    return str(caught.value)
+
+
+def test_a_target_of_another_batch(ranks):
+    assert all("a target of 4 rows for a batch of 8" in text for text in ranks(2, wrong_rows))
+
+
+def with_loss(loss_fn, weight=None):
+    return train(Layer(), loss=loss_fn, weight=weight)
+
+
+def a_number(output, target):
+    return 1.0
+
+
+def each_row(output, target):
+    return (output - target).square()
+
+
+def without_gradient(output, target):
+    return squared(output.detach(), target)
+
+
+def infinite(target):
+    return float("inf")
+
+
+@pytest.mark.parametrize(
+    ("loss_fn", "weight", "says"),
+    [
+        (a_number, None, "the loss of a micro-batch is 1.0 (setting: loss_fn)"),
+        (each_row, None, "the loss of a micro-batch is of shape (2, 4) (setting: loss_fn)"),
+        (without_gradient, None, "the loss does not follow from the output"),
+        (squared, infinite, "the weights of the micro-batches are [inf, inf, inf, inf]"),
+    ],
+)
+def test_a_loss_that_cannot_be_learned_from(ranks, loss_fn, weight, says):
+    first, last = ranks(2, with_loss, loss_fn, weight)
+    assert last[0] == "UsageError"
+    assert says in last[1]
+    assert f"rank 1 raised UsageError in step 1: {says}" in first[1]
 
 
 def no_target():

@@ -302,6 +302,54 @@ def test_a_stage_with_nothing_to_learn(ranks):
     assert max(ranks(2, frozen_stage)) < 1e-10
 
 
+def frozen_later():
+    """Weights are frozen and set free again between steps, on the first stage and on one in the middle."""
+    stage, rank = stage_of(model()), dist.get_rank()
+    schedule = ScheduleKFKB(stage, 4, loss, k=2)
+    found = []
+    for frozen in ((), (0,), (0, 1), (1,), ()):
+        stage.submod.zero_grad()
+        stage.submod.requires_grad_(rank not in frozen)
+        call(schedule, 8)
+        if rank in frozen:
+            assert all(parameter.grad is None for parameter in stage.submod.parameters())
+        else:
+            found.append(difference(stage, 8))
+    return max(found)
+
+
+def test_weights_that_are_frozen_and_set_free_between_steps(ranks):
+    assert max(ranks(3, frozen_later)) < 1e-10
+
+
+def table_looked_up():
+    """A conjugated tensor crosses, and so does the sparse gradient of a table that another stage looks up."""
+
+    class First(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.table = nn.Parameter(torch.ones(4, 3))
+
+        def forward(self, x):
+            return self.table * 1.0, torch.complex(x, x).conj()
+
+    class Last(nn.Module):
+        def forward(self, table, x):
+            places = torch.zeros(x.shape[0], dtype=torch.long)
+            return nn.functional.embedding(places, table, sparse=True) * x.imag
+
+    rank = dist.get_rank()
+    stage = PipelineStage(First() if rank == 0 else Last(), rank, 2, torch.device("cpu"))
+    schedule = ScheduleKFKB(stage, 2, lambda output, y: (output - y).mean())
+    schedule.step(*[torch.ones(4, 3)][: rank == 0], **({"target": torch.zeros(4, 3)} if rank else {}))
+    return stage.submod.table.grad if rank == 0 else None
+
+
+def test_tensors_of_odd_kinds_cross(ranks):
+    found, _ = ranks(2, table_looked_up)
+    torch.testing.assert_close(found, torch.tensor([[-1 / 3] * 3, [0.0] * 3, [0.0] * 3, [0.0] * 3]))
+
+
 def refusals():
     stage = stage_of(model())
     schedule = ScheduleKFKB(stage, 4, loss)
@@ -310,9 +358,15 @@ def refusals():
         lambda: ScheduleKFKB(stage, 0, loss),
         lambda: ScheduleKFKB(stage, 4, loss, order=orders.kfkb(3, 4, 1)),
         lambda: ScheduleKFKB(stage, 4, loss, k=2, order=orders.kfkb(1, 4, 1)),
+        lambda: ScheduleKFKB(stage, 4, loss, order="1F1B"),
         lambda: ScheduleKFKB(stage, 4, loss, timeout_s=0),
+        lambda: ScheduleKFKB(stage, 4, loss, timeout_s=None),
+        lambda: ScheduleKFKB(stage, 4, loss, timeout_s=float("inf")),
+        lambda: ScheduleKFKB(stage, 4, "loss"),
+        lambda: ScheduleKFKB(stage, 4, loss, weight=3),
         lambda: ScheduleKFKB(model(), 4, loss),
         lambda: schedule.change(k=0),
+        lambda: schedule.change(order="1F1B"),
         lambda: schedule.change(n_microbatches=0),
     ]
     with torch.no_grad():
@@ -328,7 +382,8 @@ def refusals():
 def test_what_cannot_be_is_refused_before_anything_is_sent(ranks):
     (found,) = ranks(1, refusals)
     assert [text.split(" (setting: ")[1].split(")")[0] for text in found] == [
-        "k", "n_microbatches", "order", "k", "timeout_s", "stage", "k", "n_microbatches", "step",
+        "k", "n_microbatches", "order", "k", "order", "timeout_s", "timeout_s", "timeout_s", "loss_fn",
+        "weight", "stage", "k", "order", "n_microbatches", "step",
     ]  # fmt: skip
 
 

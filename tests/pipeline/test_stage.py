@@ -7,6 +7,7 @@ from torch import nn
 
 import plait
 from plait import deferred
+from plait.cluster import Cluster
 from plait.errors import UsageError, WorkerError
 from plait.pipeline import ScheduleKFKB, orders, stages
 from plait.profile import BlockProfile, Profile, Times
@@ -160,6 +161,16 @@ def test_stages_say_what_they_are():
     assert stages(chain, by_size(chain), 2).cuts == (2,)
     with pytest.raises(UsageError, match="neither a profile"):
         stages(chain)
+    with pytest.raises(UsageError, match=r"cuts before blocks \[2\] make 2 stages, not 3"):
+        stages(chain, n=3, cuts=[2])
+    with pytest.raises(UsageError, match="cuts is 2"):
+        stages(chain, cuts=2)
+    with pytest.raises(UsageError, match="the model is a Sequential, not yet a chain"):
+        stages(nn.Sequential(), cuts=[1])
+    devices = Cluster.uniform(hosts=2, memory="1GiB", bandwidth="1gbit")
+    assert stages(chain, by_size(chain), 2, cluster=devices).cuts == (2,)
+    with pytest.raises(UsageError, match="3 devices were asked of a cluster of 2"):
+        stages(chain, by_size(chain), 3, cluster=devices)
     with pytest.raises(UsageError, match="the profile has 2 blocks and the chain 4"):
         stages(chain, Profile(blocks=by_size(chain).blocks[:2]), 2)
 

@@ -284,10 +284,16 @@ def test_decisions_say_why():
 @pytest.mark.parametrize(
     ("fields", "says"),
     [
-        ({"micro_batches": ()}, "no number of micro-batches"),
+        ({"micro_batches": ()}, r"micro_batches is \(\)"),
+        ({"micro_batches": 4}, "micro_batches is 4"),
+        ({"micro_batches": "44"}, "micro_batches is '44'"),
         ({"micro_batches": (0,)}, "micro_batches is 0"),
         ({"micro_batches": (4,), "margin": 1.0}, "margin is 1.0"),
+        ({"micro_batches": (4,), "margin": "much"}, "margin is 'much'"),
+        ({"micro_batches": (4,), "patience": -1}, "patience is -1"),
+        ({"micro_batches": (4,), "probes": "few"}, "probes is 'few'"),
         ({"micro_batches": (4,), "families": ("listed",)}, "families"),
+        ({"micro_batches": (4,), "families": "kfkb"}, "families is 'kfkb'"),
     ],
 )
 def test_settings_that_cannot_be_are_refused(fields, says):

@@ -1,14 +1,32 @@
-"""A store that does everything to catch whoever holds on to memory that he has given back."""
+"""Stores for tests: real ones, and one that catches whoever holds on to memory that he has given back."""
 
 import random
+import threading
 from concurrent.futures import Future
 
 import pytest
 
 from plait.spill.description import BlockCost, BlockShape, Costs, Description, Parameter
+from plait.spill.store import Store
 from plait.value import Value
 
 PAGE = 4096
+
+
+@pytest.fixture
+def make(tmp_path):
+    """Opens stores, which are closed again: ``make(pages=..., how=Store.open)``."""
+    made = []
+
+    def create(pages=4, how=Store.create, **options):
+        store = how(tmp_path / "store", memory_bytes=pages * PAGE, **options)
+        made.append(store)
+        return store
+
+    yield create
+    for store in made:
+        store.close(keep=False)
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("plait")]
 
 
 class _Lease:

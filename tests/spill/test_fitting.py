@@ -3,20 +3,16 @@
 import dataclasses
 import itertools
 import os
-import random
 import re
-import runpy
 import signal
-import subprocess
-import sys
 import time
-from pathlib import Path
 
 import pytest
 import torch
+from fit_jobs import MEMORY, assert_equal_to_plain, files, job, part
 from safetensors.torch import load_file, save_file
 
-from plait import Factory, Job, Timeline, reference
+from plait import Factory, Timeline
 from plait.cluster.machine import memory_limit_bytes, memory_total_bytes
 from plait.errors import FileError, UsageError
 from plait.evaluation import Evaluation
@@ -26,47 +22,6 @@ from plait.spill.outcome import Outcome
 from plait.spill.settings import Settings
 from plait.spill.store import Store
 from plait.units import parse_bytes
-
-HERE = Path(__file__).parent / "small_jobs.py"
-MEMORY = "1200MiB"
-"""Enough for three processes that hold torch, with room for models as small as these."""
-
-
-def part(name, **arguments):
-    return Factory(f"{HERE}:{name}", **arguments)
-
-
-def job(name, **changes):
-    given = {
-        "name": name,
-        "model": part("mlp"),
-        "data": part("rows"),
-        "loss": "plait.losses:mean_squared_error",
-        "optimizer": Factory("torch.optim:AdamW", lr=1e-2),
-        "batch": 16,
-        "steps": 6,
-    }
-    return Job(**(given | changes))
-
-
-def assert_equal_to_plain(outcome, of):
-    whole = reference.train(of)
-    assert outcome.error is None, outcome.error
-    assert outcome.finished
-    assert outcome.losses == whole.losses
-    assert outcome.evaluations == whole.evaluations
-    assert outcome.skipped == whole.skipped
-    trained = load_file(outcome.weights)
-    state = whole.model.state_dict()
-    for name, tensor in trained.items():
-        assert torch.equal(tensor, state[name]), name
-    for name, tensor in state.items():
-        if name not in trained:  # tied: under one name only
-            assert any(torch.equal(tensor, other) for other in trained.values()), name
-
-
-def files(directory):
-    return sorted(str(path.relative_to(directory)) for path in Path(directory).rglob("*") if path.is_file())
 
 
 def test_jobs_that_differ_end_with_the_bits_of_plain_training_in_the_least_memory_that_works(tmp_path):
@@ -199,44 +154,6 @@ def test_jobs_that_the_disk_has_no_room_for_are_refused_together(tmp_path, monke
     assert files(tmp_path) == []
 
 
-def test_what_is_damaged_keeps_no_other_job_from_going_on(tmp_path, monkeypatch):
-    jobs = [
-        job(name, steps=100, loss=part("slow_loss", seconds=0.01), seed=seed)
-        for seed, name in enumerate("abcd")
-    ]
-    with Fitting(memory=MEMORY, directory=tmp_path, show=False, commit_every=1) as fitting:
-        fitting.add(jobs)
-        while len(steps := fitting.steps()) < 4 or not all(steps.values()):
-            for name, done in steps.items():
-                if done:
-                    fitting.pause(name)
-            time.sleep(0.01)
-        assert max(steps.values()) < 100
-        fitting.interrupt()
-        with pytest.raises(KeyboardInterrupt):
-            fitting.wait()
-    state = tmp_path / "state"
-    (state / "a.manifest").write_text("{}")
-    os.truncate(state / "b.segments", 4096)
-    # As if the files that are there left no room to measure the disk again.
-    monkeypatch.setattr("plait.spill.installation.probe_disk", lambda *path, **most: None)
-    outcomes = fit(jobs[:3], memory=MEMORY, directory=tmp_path, resume=True, show=False)
-    for name, what in (("a", "is not a manifest"), ("b", "was cut short")):
-        assert outcomes[name].end == "failed"
-        again = f"delete {state / name}.manifest, and '{name}' alone begins again"
-        assert what in outcomes[name].error
-        assert again in outcomes[name].error
-    assert_equal_to_plain(outcomes["c"], jobs[2])
-    # Of what can go on another time, nothing is lost.
-    assert files(state) == [f"{name}.{kind}" for name in "abd" for kind in ("manifest", "segments")]
-    (state / "a.manifest").unlink()
-    (state / "b.manifest").unlink()
-    again = fit([jobs[0], jobs[3]], memory=MEMORY, directory=tmp_path, resume=True, show=False)
-    assert_equal_to_plain(again["a"], jobs[0])
-    assert_equal_to_plain(again["d"], jobs[3])
-    assert not state.exists()
-
-
 def test_a_directory_has_one_run_at_a_time(tmp_path):
     with Fitting(memory=MEMORY, directory=tmp_path, show=False) as fitting:
         with pytest.raises(UsageError, match=f"{tmp_path} is in use by process {os.getpid()}"):
@@ -321,103 +238,6 @@ def test_jobs_are_added_stopped_and_cloned_while_others_run(tmp_path):
 def same_weights(one, other):
     mine, theirs = load_file(one.weights), load_file(other.weights)
     return all(torch.equal(tensor, theirs[name]) for name, tensor in mine.items())
-
-
-SCRIPT = """
-import sys
-from plait import Factory, Job
-from plait.spill import fit
-
-def part(name, **arguments):
-    return Factory(f"{here}:{{name}}", **arguments)
-
-def jobs(steps):
-    return [
-        Job(name=name, model=part("mlp"), data=part("rows"), loss=part("slow_loss", seconds=0.002),
-            optimizer=Factory("torch.optim:AdamW", lr=1e-2), batch=16, steps=steps, seed=seed)
-        for seed, name in enumerate(["one", "two"])
-    ]
-
-if __name__ == "__main__":
-    fit(jobs({steps}), memory="{memory}", directory=sys.argv[1], commit_every=2, resume=True,
-        show=lambda line: print(line, flush=True))
-"""
-
-
-def script(tmp_path, steps):
-    file = tmp_path / "script.py"
-    file.write_text(SCRIPT.format(here=HERE, steps=steps, memory=MEMORY))
-    return file
-
-
-def started(file, directory):
-    process = subprocess.Popen(
-        [sys.executable, str(file), str(directory)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
-    lines = []
-    for line in process.stdout:
-        lines.append(line)
-        if line.startswith("all of it about"):
-            return process, lines
-    raise AssertionError("".join(lines))
-
-
-@pytest.mark.parametrize(
-    "rounds", [pytest.param(5, id="few"), pytest.param(100, id="many", marks=pytest.mark.soak)]
-)
-def test_runs_that_are_killed_end_with_the_same_bits(rounds, tmp_path):
-    steps, chance = 40 * rounds, random.Random(rounds)
-    file, directory = script(tmp_path, steps), tmp_path / "run"
-    for _ in range(rounds):
-        process, _ = started(file, directory)
-        if process.poll() is None:
-            children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
-            time.sleep(chance.random() * 1.5)
-            process.kill()
-        process.communicate()
-        for child in children:
-            wait_until_gone(int(child))
-    outcomes = finished(file, directory)
-    for of in jobs_of(file, steps):
-        assert_equal_to_plain(outcomes[of.name], of)
-    assert files(directory) == ["one.json", "one.safetensors", "two.json", "two.safetensors"]
-
-
-def wait_until_gone(pid):
-    deadline = time.monotonic() + 30
-    while Path(f"/proc/{pid}").exists() and "Z" not in Path(f"/proc/{pid}/stat").read_text().split()[2]:
-        assert time.monotonic() < deadline, pid
-        time.sleep(0.01)
-
-
-def finished(file, directory):
-    done = subprocess.run(
-        [sys.executable, str(file), str(directory)], capture_output=True, text=True, check=False, timeout=240
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return {name: Outcome.load(directory / f"{name}.json") for name in ("one", "two")}
-
-
-def jobs_of(file, steps):
-    return runpy.run_path(str(file), run_name="jobs")["jobs"](steps)
-
-
-def test_an_interrupt_commits_and_says_how_to_go_on(tmp_path):
-    file, directory = script(tmp_path, 60), tmp_path / "run"
-    process, _ = started(file, directory)
-    while not list(directory.glob("state/*.manifest")):
-        time.sleep(0.01)
-    process.send_signal(signal.SIGINT)
-    text, _ = process.communicate(timeout=120)
-    assert "resume=True" in text
-    assert process.returncode == -signal.SIGINT or "KeyboardInterrupt" in text
-    assert files(directory)  # committed
-    outcomes = finished(file, directory)
-    for of in jobs_of(file, 60):
-        assert_equal_to_plain(outcomes[of.name], of)
 
 
 BAD = {

@@ -1,39 +1,17 @@
 """A search over real jobs: trials are pruned, the best is plain training's, and a killed search goes on."""
 
 import dataclasses
-import os
-import signal
-import subprocess
-import sys
 import time
-from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file
+from search_trials import RATES, search_trials, selection
 
-from plait import Factory, Job, reference
+from plait import reference
 from plait.errors import FileError, UsageError
-from plait.spill import Choice, Grid, Selection, asha, search
+from plait.spill import search
 from plait.spill.outcome import Outcome
-
-HERE = Path(__file__).parent / "small_jobs.py"
-RATES = [0.03, 0.01, 0.003, 0.001, 0.0003, 0.0001]
-
-
-def selection(rates=RATES):
-    job = Job(
-        name="trial",
-        model=Factory(f"{HERE}:mlp"),
-        data=Factory(f"{HERE}:rows"),
-        loss=Factory(f"{HERE}:slow_loss", seconds=0.01),
-        optimizer=Factory("torch.optim:AdamW", lr=0.1),
-        batch=16,
-        steps=8,
-    )
-    space = {"optimizer.lr": Choice(rates)}
-    rules = asha(trials=len(rates), least_steps=2, most_steps=8, eta=2)
-    return Selection(job, space, rules, sampler=Grid(space))
 
 
 def test_a_search_prunes_and_its_best_is_what_plain_training_gives(tmp_path):
@@ -73,35 +51,23 @@ def whole_losses(job):
     return reference.train(job).losses
 
 
-SCRIPT = """
-import runpy, sys
-from plait.spill import search
-selection = runpy.run_path({tests!r})["selection"]()
-search(selection, memory="1200MiB", directory=sys.argv[1], resume=True, commit_every=1,
-       show=lambda line: print(line, flush=True))
-print("best", selection.best.job.name)
-"""
-
-
-def test_a_search_that_is_killed_goes_on(tmp_path):
-    file, directory = tmp_path / "script.py", tmp_path / "run"
-    file.write_text(SCRIPT.format(tests=__file__))
-    command = [sys.executable, str(file), str(directory)]
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    log = directory / "selection.jsonl"
-    while process.poll() is None and not (log.exists() and log.read_text().count("report") >= 9):
+def test_a_search_that_is_killed_goes_on(tmp_path, forkserver):
+    process = forkserver.Process(target=search_trials, args=(tmp_path,), daemon=True)
+    process.start()
+    log = tmp_path / "selection.jsonl"
+    while process.is_alive() and not (log.exists() and log.read_text().count("report") >= 9):
         time.sleep(0.005)
-    os.kill(process.pid, signal.SIGKILL)
-    process.wait()
+    process.kill()
+    process.join()
     begun = log.read_text().count("report")
-    assert begun < 40
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=200)
-    assert done.returncode == 0, done.stdout + done.stderr
-    name = done.stdout.split("best ")[1].strip()
+    assert 9 <= begun < 40
+    chosen = selection()
+    search(chosen, memory="1200MiB", directory=tmp_path, resume=True, commit_every=1, show=False)
+    name = chosen.best.job.name
     rate = RATES[int(name.removeprefix("trial-"))]
-    best = Outcome.load(directory / f"{name}.json")
+    best = Outcome.load(tmp_path / f"{name}.json")
     assert best.losses == whole_losses(trial(rate, name))
-    assert not (directory / "state").exists()
+    assert not (tmp_path / "state").exists()
 
 
 def trial(rate, name):

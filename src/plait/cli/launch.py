@@ -1,4 +1,8 @@
-"""``plait launch``: torchrun, with compressed gradients in a script that knows nothing of them."""
+"""``plait launch``: torchrun, with compressed gradients in a script that knows nothing of them.
+
+With ``--background`` any command runs behind the training that shares its cores, within a bound on what that
+costs the training.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +18,7 @@ import typer
 from plait.cli import EXIT_USAGE
 
 _AUTOLOAD = "TORCH_DEVICE_BACKEND_AUTOLOAD"
+_TORCHRUN = (sys.executable, "-m", "torch.distributed.run")
 
 
 def launch(
@@ -34,10 +39,24 @@ def launch(
     rdzv_id: Annotated[str | None, typer.Option(help="A name that the hosts share.")] = None,
     max_restarts: Annotated[int, typer.Option(help="How often failed workers start again.")] = 0,
     module: Annotated[bool, typer.Option("--module", "-m", help="The script is a module's name.")] = False,
+    background: Annotated[
+        bool, typer.Option("--background", help="Run behind the training on these cores, in what it leaves.")
+    ] = False,
+    max_slowdown: Annotated[
+        float, typer.Option(help="With --background: what a step of the foreground may take, of it alone.")
+    ] = 1.05,
+    threads: Annotated[int, typer.Option(help="With --background: threads of the command.")] = 1,
+    memory: Annotated[
+        str | None, typer.Option(help="With --background: memory limit of the command, such as 2GiB.")
+    ] = None,
+    end_with_foreground: Annotated[
+        bool, typer.Option("--end-with-foreground", help="With --background: end when the training ends.")
+    ] = False,
 ) -> None:
     """Run a training script with torchrun, its gradients compressed; the script stays as it is.
 
-    Ends with the exit code of the worker that failed first (128 + n when signal n ended it), or 0.
+    Ends with the exit code of the worker that failed first (128 + n when signal n ended it), or 0. With
+    --background, runs any command in the background of other training on this host.
     """
     from plait.compress.environment import parse
 
@@ -58,7 +77,13 @@ def launch(
     words = [f"--{name}={value}" for name, value in given.items() if value is not None]
     words += _started(command, module)
     os.environ["PLAIT_COMPRESS"] = bits
-    code = _torchrun(words)
+    if background:
+        several = nproc_per_node != "1" or nnodes != "1"
+        started = [*_TORCHRUN, *words] if several else _plain(command, module)
+        code = _behind(started, max_slowdown, threads, memory, outlive=not end_with_foreground)
+    else:
+        os.environ.setdefault("PLAIT_PUBLISH", "foreground")
+        code = _torchrun(words)
     if code:
         raise typer.Exit(code)
 
@@ -107,6 +132,28 @@ def _started(command: Sequence[str], module: bool) -> list[str]:
             works="train.py, python, or a module's name after --module",
         )
     return ["--no-python", *command]
+
+
+def _plain(command: Sequence[str], module: bool) -> list[str]:
+    """The command as a process of its own, with no torchrun around it."""
+    if module:
+        return [sys.executable, "-m", *command]
+    return [sys.executable, *command] if command[0].endswith(".py") else list(command)
+
+
+def _behind(
+    command: Sequence[str], max_slowdown: float, threads: int, memory: str | None, *, outlive: bool
+) -> int:
+    """Run a command in the background until it ends; its exit code."""
+    from plait.burst import background
+
+    with background(
+        command, max_slowdown=max_slowdown, threads=threads, memory=memory, outlive=outlive
+    ) as work:
+        code = work.wait()
+        assert code is not None, "waiting has no limit"
+    print(f"plait: {work.report}", file=sys.stderr)
+    return code if code >= 0 else 128 - code
 
 
 def _torchrun(words: Sequence[str]) -> int:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 RATES = {"alone": "1gbit", "shared": "50mbit"}
 STEPS, UNCOUNTED = 6, 2
-ROWS, MICRO_BATCHES = 32, 8
+ROWS, MICRO_BATCHES = 16, 8
 MARK, NOW = "plait demo:", "plait demo, from now on:"
 SETTLES_S = 1.0
 """Within which a new rate is in force."""

@@ -22,6 +22,7 @@ from typing import Any
 import torch
 
 from plait.errors import UsageError
+from plait.pipeline import compat
 from plait.pipeline.batch import Batch, rows
 from plait.pipeline.candidate import Candidate
 from plait.pipeline.events import Prediction
@@ -63,7 +64,7 @@ class AdaptiveSchedule(ScheduleKFKB):
         scale_grads: bool = True,
         weight: Callable[[Any], float] | None = None,
         timeline: Timeline | None = None,
-        timeout_s: float = 30.0,
+        timeout_s: float | str = 30.0,
         **options: Any,
     ) -> None:
         """``global_batch`` is the rows of a step; ``memory_limit`` what this rank may hold, all in all.
@@ -73,10 +74,17 @@ class AdaptiveSchedule(ScheduleKFKB):
         they are measured. Resident memory of the process counts on a CPU, allocated memory on a GPU. The rest
         is as in :class:`ScheduleKFKB`.
         """
+        compat.check_stage(stage)
+        for setting, given, kind in (("tuning", tuning, Tuning), ("memory", memory, StageMemory)):
+            if given is not None and not isinstance(given, kind):
+                raise UsageError(f"{setting} is {given!r}", setting=setting, works=f"a {kind.__name__}")
+        if taken := {"k", "order", "n_microbatches"} & set(options):
+            what = f"{', '.join(sorted(taken))} given to a schedule that chooses itself"
+            raise UsageError(what, setting=", ".join(sorted(taken)), works="micro_batches, or ScheduleKFKB")
         self.global_batch = parse_whole(global_batch, setting="global_batch")
         if tuning is None:
             counts = _usual(stage.num_stages, self.global_batch) if micro_batches is None else micro_batches
-            tuning = Tuning(micro_batches=tuple(counts))
+            tuning = Tuning(micro_batches=counts)  # type: ignore[arg-type]
         elif micro_batches is not None:
             raise UsageError("micro_batches beside a tuning", setting="micro_batches", works="one of the two")
         for count in tuning.micro_batches:
@@ -153,18 +161,24 @@ class AdaptiveSchedule(ScheduleKFKB):
     # --- a step ---------------------------------------------------------------------------------------
 
     def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any], *rest: Any) -> None:
-        self._whole = self._has_backward and rows((args, kwargs)) == self.global_batch
+        count, chosen = rows((args, kwargs)), self._order
+        fewer = self._stage.is_first and 0 < count < chosen.micro_batches
+        self._whole = self._has_backward and count == self.global_batch
         if self._has_backward:
             self._footprint.begin(limited=self._given is None and self._limit < math.inf)
+        if fewer:  # the last batch of an epoch, for instance
+            self._take(_fewer(chosen, count))
         super()._run(args, kwargs, *rest)
+        if fewer:
+            self._take(chosen)
 
-    def _note(self, pieces: Sequence[Any]) -> Note:
+    def _note(self, pieces: Sequence[Any], batch_rows: int) -> Note:
         news, self._news = self._news, None
         if news is not None:
             self._announce(news)
         # A batch of another size is trained all the same, but nothing is learned from it.
         remarks = None if news is None else _to_json(news)
-        return replace(super()._note(pieces), reports=self._whole, remarks=remarks)
+        return replace(super()._note(pieces, batch_rows), reports=self._whole, remarks=remarks)
 
     def _follow(self, note: Note) -> None:
         self._take(note.order)
@@ -191,7 +205,7 @@ class AdaptiveSchedule(ScheduleKFKB):
         self._footprint.after_first_forward(
             self.candidate.rows,
             [] if stage.is_first else inputs[: len(batch.inputs[number])],
-            [] if stage.is_last else [outputs[place] for place in self._places(len(outputs))],
+            [] if stage.is_last else self._passes.crossing(outputs, training=True),
         )
         self._unmeasured = False
 
@@ -291,6 +305,12 @@ def _usual(stages: int, global_batch: int) -> tuple[int, ...]:
             f"{global_batch} rows for {stages} stages", setting="global_batch", works=f"{stages} or more"
         )
     return tuple(found)
+
+
+def _fewer(order: Order, micro_batches: int) -> Order:
+    """The same order for fewer micro-batches."""
+    data = {**order.to_json(), "micro_batches": micro_batches}
+    return Order.from_json(data | ({"k": min(order.k, micro_batches)} if order.k is not None else {}))
 
 
 def _is_news(now: StageMemory, before: StageMemory) -> bool:

@@ -17,15 +17,18 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
+from typing import Any
 
+from plait.cluster import Cluster
 from plait.errors import UsageError
 from plait.pipeline.candidate import Candidate
 from plait.pipeline.events import Load
 from plait.pipeline.memory import StageMemory, stage_bytes
 from plait.pipeline.network import Network
 from plait.pipeline.orders import one_f_one_b
+from plait.pipeline.placement import Size, unless_given
 from plait.profile import BlockProfile, Profile
-from plait.units import format_bytes, parse_whole
+from plait.units import format_bytes, parse_bytes, parse_whole
 
 _NEAR = 1.01
 """Periods within this factor count as equal; fewer bytes then matter more."""
@@ -56,26 +59,31 @@ def balance(
     rows: int = 1,
     micro_batches: int | None = None,
     speeds: Sequence[float] | None = None,
-    memory_bytes: float | Sequence[float] | None = None,
+    memory_bytes: Size | Sequence[Size] | None = None,
     network: Network | None = None,
+    cluster: Cluster | None = None,
 ) -> Balance:
     """Cut a profiled chain into ``n`` stages for micro-batches of ``rows``.
 
     ``speeds`` are the devices', stage by stage, in multiples of the profiled one's; ``memory_bytes`` what
-    each may hold, with 1F1B over ``micro_batches`` (by default 4n); ``network`` what lies between them.
-    Weights that later stages use too (``tied``) count where they are used first.
+    each may hold, with 1F1B over ``micro_batches`` (by default 4n); ``network`` what lies between them. What
+    is not given of these three is that of the first n devices of a ``cluster``, if there is one. Weights that
+    later stages use too (``tied``) count where they are used first.
     """
     n, rows = parse_whole(n, setting="n"), parse_whole(rows, setting="rows")
     if n > len(profile.blocks):
         what = f"{len(profile.blocks)} blocks cannot make {n} stages"
         raise UsageError(what, setting="n", works=f"1 to {len(profile.blocks)}")
+    speeds, memory_bytes, network = unless_given(
+        cluster, n, speeds=speeds, memory_bytes=memory_bytes, network=network
+    )
     count = parse_whole(4 * n if micro_batches is None else micro_batches, setting="micro_batches")
     parts = _Parts(
         profile,
         rows=rows,
         candidate=Candidate(order=one_f_one_b(n, count), global_batch=rows * count),
-        speeds=_each("speeds", speeds, n, 1.0),
-        limits=_each("memory_bytes", memory_bytes, n, math.inf),
+        speeds=each_speed(speeds, n),
+        limits=each_limit(memory_bytes, n),
         network=Network.uniform(n) if network is None else network,
     )
     if parts.network.stages != n:
@@ -232,10 +240,32 @@ def _too_large(parts: _Parts) -> UsageError:
     )
 
 
-def _each(name: str, given: float | Sequence[float] | None, n: int, usual: float) -> tuple[float, ...]:
-    values = (usual,) * n if given is None else tuple(given) if isinstance(given, Sequence) else (given,) * n
-    if len(values) != n or not all(value > 0 for value in values):
-        raise UsageError(f"{name} is {given} for {n} stages", setting=name, works=f"{n} numbers above zero")
+def each_speed(given: float | Sequence[float] | None, n: int) -> tuple[float, ...]:
+    """The speed of each stage's device; 1 where nothing is said."""
+    speeds = _each("speeds", 1.0 if given is None else given, n)
+    if not all(isinstance(speed, (int, float)) and 0 < speed < math.inf for speed in speeds):
+        works = f"{n} numbers above zero"
+        raise UsageError(f"speeds is {given!r} for {n} stages", setting="speeds", works=works)
+    return speeds
+
+
+def each_limit(given: Size | Sequence[Size] | None, n: int) -> tuple[float, ...]:
+    """The bytes that each stage may hold; infinite where nothing is said."""
+    limits = _each("memory_bytes", math.inf if given is None else given, n)
+    limits = tuple(
+        parse_bytes(each, setting="memory_bytes") if isinstance(each, str) else each for each in limits
+    )
+    if not all(isinstance(limit, (int, float)) and limit > 0 for limit in limits):
+        what = f"memory_bytes is {given!r} for {n} stages"
+        raise UsageError(what, setting="memory_bytes", works='sizes above zero: "4GiB"')
+    return limits
+
+
+def _each(name: str, given: Any, n: int) -> tuple[Any, ...]:
+    several = isinstance(given, Sequence) and not isinstance(given, str)
+    values = tuple(given) if several else (given,) * n
+    if len(values) != n:
+        raise UsageError(f"{name} is {given!r} for {n} stages", setting=name, works=f"one, or {n} of them")
     return values
 
 

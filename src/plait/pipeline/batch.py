@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -13,6 +14,7 @@ from plait.compat import tree_leaves
 from plait.errors import UsageError
 from plait.pipeline import spec
 from plait.pipeline.note import Note
+from plait.pipeline.record import StepRecord
 from plait.pipeline.spec import Spec, Specs
 from plait.pipeline.wire import Wire
 
@@ -23,7 +25,9 @@ class Batch:
     def __init__(
         self,
         note: Note,
+        record: StepRecord,
         *,
+        mark: str,
         args: list[tuple[Any, ...]],
         kwargs: list[dict[str, Any]],
         targets: list[Any] | None,
@@ -31,7 +35,8 @@ class Batch:
         loss_kwargs: Mapping[str, Any] | None,
         keep_outputs: bool,
     ) -> None:
-        self.signatures, self._reports = note.signatures, note.reports
+        self.signatures, self.sent_signatures = note.signatures, note.passed_on(mark).signatures
+        self.training, self._reports, self.record = note.training, note.reports, record
         self.args, self.kwargs, self.targets = args, kwargs, targets
         self.weights, self.loss_kwargs, self.keep_outputs = weights, loss_kwargs, keep_outputs
         self.losses: list[torch.Tensor] = []
@@ -67,15 +72,29 @@ def signature(piece: Any, training: bool) -> str:
     return hashlib.sha256(f"{training} {looks}".encode()).hexdigest()[:12]
 
 
-def rows(target: Any) -> float:
-    """How many a micro-batch has: the first dimension of its first tensor."""
+def mark(module: torch.nn.Module) -> str:
+    """Which weights of a stage learn: this decides which of its outputs need a gradient, and may change."""
+    return "".join("01"[parameter.requires_grad] for parameter in module.parameters())
+
+
+def rows(target: Any) -> int:
+    """How many a batch or micro-batch has: the first dimension of its first tensor."""
     tensors = [leaf for leaf in tree_leaves(target) if isinstance(leaf, torch.Tensor) and leaf.dim()]
-    return float(tensors[0].shape[0]) if tensors else 1.0
+    return int(tensors[0].shape[0]) if tensors else 1
 
 
-def cut_target(target: Any, count: int) -> list[Any]:
-    """Cut tensors, or tensors nested in dicts and lists, as inputs are cut."""
+def cut_target(target: Any, count: int, batch_rows: int | None) -> list[Any]:
+    """Cut tensors, or tensors nested in dicts and lists, as inputs are cut.
+
+    Of a batch of so many rows, each may have one row in the target or several (tokens), but no part of one.
+    """
     check_rows(target, count)
+    if batch_rows is not None and rows(target) % batch_rows:
+        raise UsageError(
+            f"a target of {rows(target)} rows for a batch of {batch_rows}",
+            setting="target",
+            works=f"{batch_rows} rows, or a multiple of it",
+        )
     pieces, _ = split_args_kwargs_into_chunks((target,), None, count)
     return [piece for (piece,) in pieces]
 
@@ -87,9 +106,11 @@ def weights(
     if weight is None or targets is None:
         return (1.0,) * count
     found = [float(weight(target)) for target in targets]
-    if not sum(found) > 0:
+    if not 0 < sum(found) < math.inf or min(found) < 0:
         raise UsageError(
-            f"the weights of the micro-batches are {found}", setting="weight", works="a sum above zero"
+            f"the weights of the micro-batches are {found}",
+            setting="weight",
+            works="numbers of zero or more, not all zero",
         )
     return [each / sum(found) for each in found]
 
@@ -124,4 +145,20 @@ def check_declared(said: Any, specs: Specs, who: str) -> None:
             f"{who} {spec.text(specs)}, and was said to: {declared}",
             setting="input_args, output_args",
             works="what the stage's module takes and gives, or neither (plait then finds out)",
+        )
+
+
+def check_loss(loss: Any, output: Any) -> None:
+    """Refuse a loss that has no gradient where the output has, and what is no single number at all."""
+    if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
+        found = f"of shape {tuple(loss.shape)}" if isinstance(loss, torch.Tensor) else repr(loss)
+        raise UsageError(
+            f"the loss of a micro-batch is {found}", setting="loss_fn", works="a tensor of one number"
+        )
+    learns = any(isinstance(leaf, torch.Tensor) and leaf.requires_grad for leaf in tree_leaves(output))
+    if learns and not loss.requires_grad:
+        raise UsageError(
+            "the loss does not follow from the output by steps that have a gradient",
+            setting="loss_fn",
+            works="a loss of the output, computed with gradients enabled",
         )

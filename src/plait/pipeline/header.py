@@ -23,6 +23,15 @@ SIZE = _LAYOUT.size
 """Bytes of a header."""
 
 
+def message(what: What, step: int, number: int) -> str:
+    """A message, for people."""
+    if what in ("note", "report"):
+        return f"the {what} of step {step}"
+    if what == "tied":
+        return f"the gradients of tied weights in step {step}"
+    return f"the {what} of micro-batch {number} in step {step}"
+
+
 @dataclass(frozen=True, kw_only=True)
 class Header:
     """What a message is, how long, and when it was sent."""

@@ -21,7 +21,7 @@ import torch.distributed as dist
 
 from plait.errors import WorkerError
 from plait.pipeline import header, spec
-from plait.pipeline.header import Header, What
+from plait.pipeline.header import Header, What, message
 from plait.pipeline.spec import Spec, Specs
 
 
@@ -50,11 +50,7 @@ class Parcel:
     tensor_works: list[Any] = field(default_factory=list)
 
     def __str__(self) -> str:
-        if self.what in ("note", "report"):
-            return f"the {self.what} of step {self.step}"
-        if self.what == "tied":
-            return f"the gradients of tied weights in step {self.step}"
-        return f"the {self.what} of micro-batch {self.number} in step {self.step}"
+        return message(self.what, self.step, self.number)
 
 
 class Inbox:
@@ -87,7 +83,10 @@ class Inbox:
         """Ask for the next message; its receive is posted as soon as its size is known."""
         with self._changed:
             self._asked.append(Parcel(what, step, number, specs, signature))
-            self._post()
+            try:
+                self._post()
+            except RuntimeError as error:  # gloo takes no receive from a peer that is gone
+                self._failed(self.peer, f"receiving {Parcel(what, step, number)}", error)
 
     def has(self, what: What, number: int) -> bool:
         """Whether a message is there."""

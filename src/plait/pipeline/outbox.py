@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 from plait.errors import UsageError
 from plait.pipeline import spec
-from plait.pipeline.header import Header, What
+from plait.pipeline.header import Header, What, message
 from plait.pipeline.spec import Specs
 
 
@@ -65,7 +65,7 @@ class Outbox:
         said = b""
         if extra is not None or (signature is not None and self._is_new(signature, specs)):
             said = json.dumps({"tensors": [each.to_json() for each in specs], "extra": extra}).encode()
-        payload = [tensor.detach().cpu().contiguous() for tensor in tensors]
+        payload = [_plain(tensor) for tensor in tensors]
         size = sum(tensor.nbytes for tensor in payload)
         with self._changed:
             queued = self._pending_bytes
@@ -82,8 +82,13 @@ class Outbox:
         )
         texts = [torch.frombuffer(bytearray(part), dtype=torch.uint8) for part in (head.pack(), said) if part]
         parts = [*texts, *payload]
-        works = [dist.isend(part, self.peer, group=self._group) for part in parts]
-        self._sent.put((f"sending the {what} {number} of step {step}", works, parts, size))
+        doing = f"sending {message(what, step, number)}"
+        try:
+            works = [dist.isend(part, self.peer, group=self._group) for part in parts]
+        except RuntimeError as error:  # gloo takes no message to a peer that is gone
+            self._failed(self.peer, doing, error)
+        else:
+            self._sent.put((doing, works, parts, size))
 
     def _is_new(self, signature: str, specs: Specs) -> bool:
         new = signature not in self._announced
@@ -94,7 +99,7 @@ class Outbox:
                 f"a stage gave {spec.text(before)} for such inputs before, and now gives {spec.text(specs)}, "
                 "or others of them need a gradient",
                 setting="stage",
-                works="outputs that follow from the inputs' shapes alone, and no weights frozen later",
+                works="outputs that follow from the inputs' shapes alone",
             )
         return new
 
@@ -103,8 +108,8 @@ class Outbox:
         self._sent.put(None)
 
     def _wait(self) -> None:
-        while (message := self._sent.get()) is not None:
-            doing, works, parts, size = message
+        while (sent := self._sent.get()) is not None:
+            doing, works, parts, size = sent
             try:
                 while works:
                     works.pop(0).wait()
@@ -112,8 +117,16 @@ class Outbox:
                 self._failed(self.peer, doing, error)
                 return
             parts.clear()
-            del message
+            del sent
             with self._changed:
                 self._pending_bytes -= size
                 self._pending -= 1
                 self._changed.notify_all()
+
+
+def _plain(tensor: torch.Tensor) -> torch.Tensor:
+    """As it can cross: in host memory, dense, row after row, with nothing left to be computed."""
+    tensor = tensor.detach()
+    if tensor.layout != torch.strided:  # the gradient of a table that was looked up, for instance
+        tensor = tensor.to_dense()
+    return tensor.cpu().resolve_conj().resolve_neg().contiguous()

@@ -6,15 +6,16 @@ are predicted; the plan with the shortest step is taken, of those within 1% the 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from itertools import pairwise
 
+from plait.cluster import Cluster
 from plait.errors import UsageError
-from plait.pipeline.balance import balance
+from plait.pipeline.balance import balance, each_limit
 from plait.pipeline.network import Network
 from plait.pipeline.orders import Family
 from plait.pipeline.outlook import Outlook, Times
+from plait.pipeline.placement import Size, unless_given
 from plait.pipeline.plan import Forecast, PipelinePlan, Stage
 from plait.pipeline.search import search
 from plait.profile import Profile
@@ -31,18 +32,25 @@ def plan(
     micro_batches: Sequence[int] | None = None,
     families: Sequence[Family] = ("kfkb", "depth", "capped"),
     speeds: Sequence[float] | None = None,
-    memory_bytes: float | Sequence[float] | None = None,
+    memory_bytes: Size | Sequence[Size] | None = None,
     network: Network | None = None,
+    cluster: Cluster | None = None,
 ) -> PipelinePlan:
     """Cut a chain into ``n`` stages and choose what they run; what is not given is as for ``balance``.
 
     ``micro_batches`` are the numbers to choose from, by default n, 2n, 4n and 8n where the batch has so many
     rows.
     """
-    global_batch = parse_whole(global_batch, setting="global_batch")
-    counts = [n, 2 * n, 4 * n, 8 * n] if micro_batches is None else list(micro_batches)
+    n, global_batch = parse_whole(n, setting="n"), parse_whole(global_batch, setting="global_batch")
+    counts = [n, 2 * n, 4 * n, 8 * n]
+    if micro_batches is not None:
+        given = micro_batches if isinstance(micro_batches, Sequence) else [micro_batches]
+        counts = [parse_whole(count, setting="micro_batches") for count in given]
     counts = [count for count in counts if count <= global_batch] or [global_batch]
-    limits = memory_bytes if isinstance(memory_bytes, Sequence) else [memory_bytes or math.inf] * n
+    speeds, memory_bytes, network = unless_given(
+        cluster, n, speeds=speeds, memory_bytes=memory_bytes, network=network
+    )
+    limits = each_limit(memory_bytes, n)
     network = Network.uniform(n) if network is None else network
     plans: list[PipelinePlan] = []
     refused: UsageError | None = None

@@ -20,23 +20,26 @@ from plait.errors import UsageError, WorkerError
 from plait.pipeline import compat, validity
 from plait.pipeline.batch import (
     Batch,
-    check_declared,
+    check_loss,
     check_rows,
     cut_target,
     joined,
+    mark,
     rows,
     signature,
     weights,
 )
-from plait.pipeline.inbox import Parcel
 from plait.pipeline.note import Note, hear, tell, tell_failure
 from plait.pipeline.orders import Kind, Order, kfkb
+from plait.pipeline.passes import Passes
 from plait.pipeline.record import StepRecord
-from plait.pipeline.spec import Spec, Specs
 from plait.pipeline.tied import TiedGradients
 from plait.pipeline.wire import wire_of
 from plait.timeline import Timeline
-from plait.units import parse_whole
+from plait.units import parse_seconds, parse_whole
+
+_LONGEST_S = 1e9
+"""Beyond, clocks of the system overflow."""
 
 
 class ScheduleKFKB(PipelineScheduleSingle):
@@ -65,14 +68,14 @@ class ScheduleKFKB(PipelineScheduleSingle):
         order: Order | None = None,
         weight: Callable[[Any], float] | None = None,
         timeline: Timeline | None = None,
-        timeout_s: float = 30.0,
+        timeout_s: float | str = 30.0,
     ) -> None:
         """The arguments up to ``scale_grads`` are torch's; ``k`` is 1 unless an ``order`` is given.
 
         With ``scale_grads`` the loss is a mean, and each micro-batch counts with its share of the batch:
         ``weight(target)`` is the denominator of its mean, by default its rows. Without, losses are summed.
         ``timeline`` gets a span for each forward and backward. A rank that shows no sign of life for
-        ``timeout_s`` seconds ends the step on all ranks.
+        ``timeout_s`` (seconds) ends the step on all ranks.
         """
         compat.check_stage(stage)
         super().__init__(
@@ -84,13 +87,17 @@ class ScheduleKFKB(PipelineScheduleSingle):
             output_merge_spec,
             scale_grads,
         )
-        if not timeout_s > 0:
+        for setting, given in (("loss_fn", loss_fn), ("weight", weight)):
+            if given is not None and not callable(given):
+                raise UsageError(f"{setting} is {given!r}", setting=setting, works="a function, or None")
+        self._timeout_s = parse_seconds(timeout_s, setting="timeout_s")
+        if not 0 < self._timeout_s < _LONGEST_S:
             raise UsageError(f"a timeout of {timeout_s} s", setting="timeout_s", works="30")
         self._weight = rows if weight is None else weight
         self.timeline = timeline
-        self._wire = wire_of(stage, timeout_s=timeout_s)
+        self._wire = wire_of(stage, timeout_s=self._timeout_s)
         self._tied = TiedGradients(stage, self._wire)
-        self._sent_places: dict[bool, tuple[int, ...] | None] = {}
+        self._passes = Passes(stage, self._wire)
         self._order = self._chosen(self._n_microbatches, k, order)
         self.record = StepRecord()
         """Times of the last step."""
@@ -110,7 +117,7 @@ class ScheduleKFKB(PipelineScheduleSingle):
         With ``n_microbatches`` alone, the order keeps its family and numbers.
         """
         if n_microbatches is None:
-            n_microbatches = self._n_microbatches if order is None else order.micro_batches
+            n_microbatches = getattr(order, "micro_batches", self._n_microbatches)
         if k is None and order is None:
             n_microbatches = parse_whole(n_microbatches, setting="n_microbatches")
             order = Order.from_json({**self._order.to_json(), "micro_batches": n_microbatches})
@@ -119,6 +126,9 @@ class ScheduleKFKB(PipelineScheduleSingle):
 
     def _chosen(self, micro_batches: int, k: int | None, order: Order | None) -> Order:
         stages = self._num_stages
+        if order is not None and not isinstance(order, Order):
+            works = f"orders.kfkb({stages}, {micro_batches}, k=1)"
+            raise UsageError(f"the order is {order!r}", setting="order", works=works)
         if micro_batches < stages:
             raise UsageError(
                 f"{micro_batches} micro-batches for {stages} stages",
@@ -159,9 +169,9 @@ class ScheduleKFKB(PipelineScheduleSingle):
         if self._has_backward and not torch.is_grad_enabled():
             raise UsageError("step() under torch.no_grad()", setting="step", works="eval()")
         try:
-            self._wire.check()
-            self._wire.step += 1
+            self._wire.begin(self._timeout_s)
             self._run(args, kwargs, target, losses, return_outputs, loss_kwargs)
+            self._wire.says(f"between steps {self._wire.step} and {self._wire.step + 1}")
             if self._stage.is_last and return_outputs:
                 return self._merge_outputs(self._stage.output_chunks)
             return None
@@ -184,22 +194,25 @@ class ScheduleKFKB(PipelineScheduleSingle):
     ) -> None:
         stage, wire = self._stage, self._wire
         self.record = StepRecord()
+        learning = mark(stage.submod)
         if stage.is_first:
             try:
                 pieces, keywords = self._cut(args, kwargs)
-                note = self._note(list(zip(pieces, keywords, strict=True)))
+                note = self._note(list(zip(pieces, keywords, strict=True)), rows((args, kwargs)))
             except BaseException as error:
                 tell_failure(error, wire)
                 raise
-            tell(note, wire)
+            tell(note, wire, learning)
         else:
-            note = hear(wire)
+            note = hear(wire, learning)
             self._heed(note)
             pieces, keywords = self._cut(args, kwargs)
         count = self._n_microbatches
-        targets = None if target is None else cut_target(target, count)
+        targets = None if target is None else cut_target(target, count, note.rows)
         batch = Batch(
             note,
+            self.record,
+            mark=learning,
             args=pieces,
             kwargs=keywords,
             targets=targets,
@@ -268,28 +281,8 @@ class ScheduleKFKB(PipelineScheduleSingle):
     # --- one micro-batch ----------------------------------------------------------------------------
 
     def _forward(self, batch: Batch, number: int) -> None:
-        stage, wire = self._stage, self._wire
-        if wire.before is not None:
-            parcel = wire.before.inbox.take("activation", number)
-            assert parcel.specs is not None, "it has arrived"
-            self.record.heard(wire.before.inbox.peer, parcel)
-            check_declared(compat.declared(stage)[0], parcel.specs, f"stage {stage.stage_index} takes")
-            batch.inputs[number] = parcel.specs
-            tensors = [tensor.to(stage.device) for tensor in parcel.tensors]
-            compat.give_inputs(stage, number, tensors, [each.requires_grad for each in parcel.specs])
-        else:
-            compat.take_no_inputs(stage, len(batch.args[number]))
-        wire.says(f"computing the forward of micro-batch {number} in step {wire.step}")
-        begun_ns = time.perf_counter_ns()
-        self._compute_forward(batch, number)
-        self._span("F", number, begun_ns)
-        if wire.after is not None:
-            self._send_outputs(batch, number)
-        else:
-            compat.let_output_go(stage, number)
-        if not self._has_backward:
-            stage.fwd_cache.pop(number)
-            compat.forget(stage, number)
+        self._passes.forward(batch, number, self._compute_forward)
+        self._draw_last()
 
     def _compute_forward(self, batch: Batch, number: int) -> None:
         stage = self._stage
@@ -297,82 +290,30 @@ class ScheduleKFKB(PipelineScheduleSingle):
             number, batch.args[number], batch.kwargs[number], save_forward_output=batch.keep_outputs
         )
         if stage.is_last and batch.targets is not None and self._loss_fn is not None:
-            batch.losses.append(self._loss_fn(output, batch.targets[number], **(batch.loss_kwargs or {})))
-
-    def _send_outputs(self, batch: Batch, number: int) -> None:
-        stage = self._stage
-        outputs, places = stage.fwd_cache[number][0], self._places(len(stage.fwd_cache[number][0]))
-        for place in places:
-            if type(outputs[place]) not in (torch.Tensor, torch.nn.Parameter):
-                raise UsageError(
-                    f"stage {stage.stage_index} gives a {type(outputs[place]).__name__} as output {place}",
-                    setting="stage",
-                    works="a tensor, or a tuple of tensors (plain ones: a DTensor cannot cross)",
-                )
-        sent = [outputs[place] for place in places]
-        specs = tuple(Spec(tuple(t.shape), t.dtype, t.requires_grad and self._has_backward) for t in sent)
-        check_declared(compat.declared(stage)[1], specs, f"stage {stage.stage_index} gives")
-        batch.outputs[number] = specs
-        self._wire.after.outbox.send(  # type: ignore[union-attr]
-            "activation", self._wire.step, number, sent, specs=specs, signature=batch.signatures[number]
-        )
+            loss = self._loss_fn(output, batch.targets[number], **(batch.loss_kwargs or {}))
+            if batch.training:
+                check_loss(loss, output)
+            batch.losses.append(loss)
 
     def _backward(self, batch: Batch, number: int) -> None:
-        stage, wire = self._stage, self._wire
-        loss = None
-        if wire.after is not None:
-            parcel = wire.after.inbox.take("gradient", number)
-            self.record.heard(wire.after.inbox.peer, parcel)
-            self._give_gradients(batch.outputs.pop(number), number, parcel)
-        else:
-            loss = batch.losses[number] * batch.weights[number]
-            batch.losses[number] = batch.losses[number].detach()
-        wire.says(f"computing the backward of micro-batch {number} in step {wire.step}")
-        begun_ns = time.perf_counter_ns()
-        stage.backward_one_chunk(number, loss=loss, last_backward=number == self._n_microbatches - 1)
-        self._span("B", number, begun_ns)
-        gradients = stage.bwd_cache.pop(number)
-        compat.forget(stage, number)
-        if wire.before is not None:
-            wanted = [
-                (gradient, each)
-                for gradient, each in zip(gradients, batch.inputs.pop(number), strict=True)
-                if each.requires_grad
-            ]
-            # An input that the loss does not depend on has no gradient; the stage before waits for one.
-            sent = [torch.zeros(s.shape, dtype=s.dtype) if g is None else g for g, s in wanted]
-            wire.before.outbox.send("gradient", wire.step, number, sent)
+        self._passes.backward(batch, number)
+        self._draw_last()
 
-    def _give_gradients(self, specs: Specs, number: int, parcel: Parcel) -> None:
-        stage = self._stage
-        outputs = stage.fwd_cache[number][0]
-        gradients: list[torch.Tensor | None] = [None] * len(outputs)
-        arrived = iter(parcel.tensors)
-        for place, each in zip(self._places(len(outputs)), specs, strict=True):
-            if each.requires_grad:
-                gradients[place] = next(arrived).to(stage.device)
-        compat.give_gradients(stage, number, gradients)
-
-    def _places(self, outputs: int) -> Sequence[int]:
-        """Which outputs cross to the stage after."""
-        if self._has_backward not in self._sent_places:
-            self._sent_places[self._has_backward] = compat.sent_outputs(self._stage, self._has_backward)
-        found = self._sent_places[self._has_backward]
-        return range(outputs) if found is None else found
-
-    def _span(self, kind: Kind, number: int, begun_ns: int) -> None:
-        end_ns = time.perf_counter_ns()
-        self.record.computed(kind, number, begun_ns, end_ns)
+    def _draw_last(self) -> None:
+        """Give the timeline, if there is one, what was computed last."""
         if self.timeline is not None:
-            track, name = f"stage{self._stage.stage_index}", f"{kind}{number}"
-            self.timeline.record(track, name, begun_ns, end_ns, step=self._wire.step)
+            last = self.record.computations[-1]
+            track, name = f"stage{self._stage.stage_index}", f"{last.kind}{last.micro_batch}"
+            self.timeline.record(track, name, last.start_ns, last.end_ns, step=self._wire.step)
 
     # --- what the ranks tell each other -------------------------------------------------------------
 
-    def _note(self, pieces: Sequence[Any]) -> Note:
+    def _note(self, pieces: Sequence[Any], batch_rows: int) -> Note:
         """On the first rank: what this step is."""
+        whole = self._args_chunk_spec is None and self._kwargs_chunk_spec is None
         return Note(
-            token=uuid.uuid4().hex,
+            name=self._wire.name or uuid.uuid4().hex,
+            rows=batch_rows if whole else None,
             training=self._has_backward,
             order=self._order,
             signatures=tuple(signature(piece, self._has_backward) for piece in pieces),

@@ -17,9 +17,11 @@ from torch import nn
 from torch.distributed.pipelining import PipelineStage
 
 from plait.chain import Chain
+from plait.cluster import Cluster
 from plait.errors import UsageError, WorkerError
 from plait.pipeline.balance import balance
 from plait.pipeline.network import Network
+from plait.pipeline.placement import Size
 from plait.pipeline.tied import Shared
 from plait.profile import Profile
 
@@ -116,14 +118,18 @@ def stages(
     rows: int = 1,
     micro_batches: int | None = None,
     speeds: Sequence[float] | None = None,
-    memory_bytes: float | Sequence[float] | None = None,
+    memory_bytes: Size | Sequence[Size] | None = None,
     network: Network | None = None,
+    cluster: Cluster | None = None,
 ) -> Stages:
     """Cut a chain into ``n`` stages where its profile says that they balance, or where ``cuts`` say.
 
     What follows ``cuts`` is as for :func:`plait.pipeline.balance.balance`: the rows of a micro-batch, and
     what is unequal among devices and links. Every rank must cut alike, so read one profile on all.
     """
+    if not isinstance(chain, Chain):
+        what = f"the model is a {type(chain).__name__}, not yet a chain"
+        raise UsageError(what, setting="chain", works="plait.Chain.trace(model, example_inputs)")
     if cuts is None:
         if profile is None or n is None:
             raise UsageError(
@@ -143,5 +149,11 @@ def stages(
             speeds=speeds,
             memory_bytes=memory_bytes,
             network=network,
+            cluster=cluster,
         ).cuts
+    elif isinstance(cuts, str) or not isinstance(cuts, Sequence):
+        raise UsageError(f"cuts is {cuts!r}", setting="cuts", works="a list of blocks: [4, 8]")
+    elif n is not None and n != len(cuts) + 1:
+        what = f"cuts before blocks {list(cuts)} make {len(cuts) + 1} stages, not {n}"
+        raise UsageError(what, setting="n", works=f"{len(cuts) + 1}, or none")
     return Stages(chain, cuts)

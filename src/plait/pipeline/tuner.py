@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import statistics
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -63,13 +63,20 @@ class Tuning:
     """Most tries under the same conditions."""
 
     def __post_init__(self) -> None:
-        if not self.micro_batches:
-            raise UsageError("no number of micro-batches", setting="micro_batches", works="(8, 16)")
-        for count in self.micro_batches:
-            parse_whole(count, setting="micro_batches")
+        for name in ("micro_batches", "families"):
+            given = getattr(self, name)
+            if isinstance(given, str) or not isinstance(given, Iterable) or not (given := tuple(given)):
+                works = {"micro_batches": "(8, 16)", "families": '("kfkb", "depth")'}[name]
+                raise UsageError(f"{name} is {getattr(self, name)!r}", setting=name, works=works)
+            object.__setattr__(self, name, given)
+        counts = tuple(parse_whole(count, setting="micro_batches") for count in self.micro_batches)
+        object.__setattr__(self, "micro_batches", counts)
+        for name in ("patience", "probes"):
+            parse_whole(getattr(self, name), setting=name, least=0)
         for name in ("margin", "slack", "drift", "reserve", "probe_share"):
-            if not 0 <= getattr(self, name) < 1:
-                raise UsageError(f"{name} is {getattr(self, name)}", setting=name, works="0 to 1, 1 excluded")
+            share = getattr(self, name)
+            if not isinstance(share, (int, float)) or not 0 <= share < 1:
+                raise UsageError(f"{name} is {share!r}", setting=name, works="0 to 1, 1 excluded")
         if unknown := set(self.families) - (set(FAMILIES) - {"listed"}):
             works = ", ".join(family for family in FAMILIES if family != "listed")
             raise UsageError(

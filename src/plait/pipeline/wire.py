@@ -25,11 +25,13 @@ import torch.distributed as dist
 from plait.errors import PlaitError, WorkerError
 from plait.pipeline.inbox import Inbox
 from plait.pipeline.outbox import Outbox
-from plait.pipeline.watch import BEAT_S, Watch
+from plait.watch import BEAT_S, Watch
 
 T = TypeVar("T")
 _SOON_S = 1.0
 """Within which threads that can end do."""
+_STOPPED_S = 4 * BEAT_S
+"""A wait for a beat that took so long was not the machine being slow: nothing ran."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +49,8 @@ class Wire:
         """``timeout_s`` is how long a rank may show no sign of life."""
         self.step = 0
         """How many steps have begun."""
-        self.timeout_s = timeout_s
+        self.name: str | None = None
+        """Of this pipeline: the first rank makes it up, the others are told."""
         self.changed = threading.Condition()
         """Notified of everything that someone may wait for."""
         group: Any = stage.group or dist.group.WORLD
@@ -59,6 +62,14 @@ class Wire:
         self.before = self.to(self._place - 1) if self._place else None
         self.after = self.to(self._place + 1) if self._place < len(ranks) - 1 else None
         self._watch: Watch | None = None
+        if len(ranks) > 1:
+            self._watch = Watch(
+                group.get_group_store(),
+                rank=self.rank,
+                ranks=self._ranks,
+                timeout_s=timeout_s,
+                changed=self.changed,
+            )
         self._failure: dict[str, str | None] | None = None
 
     @property
@@ -76,17 +87,24 @@ class Wire:
             )
         return self._neighbours[place]
 
-    def watch(self, token: str) -> None:
-        """Begin to watch the other ranks, under a name that all have been told."""
-        if self._watch is None and len(self._ranks) > 1:
-            self._watch = Watch(
-                self._group.get_group_store(),
-                token=token,
-                rank=self.rank,
-                ranks=self._ranks,
-                timeout_s=self.timeout_s,
-                changed=self.changed,
+    def begin(self, timeout_s: float) -> None:
+        """A step begins, in which a rank may show no sign of life for so long."""
+        self.check()
+        self.step += 1
+        if self._watch is not None:
+            self._watch.timeout_s = timeout_s
+
+    def belong(self, name: str) -> None:
+        """Take part in the pipeline of this name, and share complaints with its ranks."""
+        if self._watch is not None:
+            self._watch.share(name)
+        if self.name not in (None, name):
+            raise WorkerError(
+                f"rank {self.rank} is in step {self.step} of one pipeline, and those before it in another's",
+                setting="step",
+                works="the steps of several pipelines in the same order on every rank",
             )
+        self.name = name
 
     def says(self, doing: str) -> None:
         """Let the other ranks know what this one does."""
@@ -99,10 +117,14 @@ class Wire:
             if (found := ready()) is not None:
                 return found
             self.says(f"waiting for {for_what}")
-            since_s = time.monotonic()
+            since_s = seen_s = time.monotonic()
             while (found := ready()) is None:
                 self.check(since_s)
                 self.changed.wait(BEAT_S)
+                now_s = time.monotonic()
+                if now_s - seen_s > _STOPPED_S:
+                    since_s = now_s  # this process was stopped itself, so who is silent is not known
+                seen_s = now_s
         return found
 
     def flush(self) -> None:
@@ -114,13 +136,15 @@ class Wire:
         """Tell the other ranks that this one has failed, and why, so that none waits for it."""
         if self._failure is not None:
             return
+        while error.__cause__ is not None:  # torch's stages wrap what their modules raise
+            error = error.__cause__
         who = f"rank {self.rank} raised {type(error).__name__} in step {self.step}"
         if isinstance(error, WorkerError):
             self._fail(error.what, error.setting, error.works)
         elif isinstance(error, PlaitError):
             self._fail(f"{who}: {error.what}", error.setting, error.works)
         else:
-            said = (str(error).strip() or "nothing said").splitlines()[-1].strip()
+            said = (str(error).strip() or "nothing said").splitlines()[0]
             self._fail(f"{who}: {said}", "ranks", "see the log of that rank")
 
     def close(self) -> None:
@@ -145,10 +169,8 @@ class Wire:
             if self._watch.complaint is not None:
                 self._failure = json.loads(self._watch.complaint)
             elif since_s is not None and (blamed := self._watch.blame(since_s)) is not None:
-                doing = self._watch.doing
-                works = (
-                    f"timeout_s above {self.timeout_s:g}, if ranks are silent for so long when all is well"
-                )
+                doing, timeout_s = self._watch.doing, self._watch.timeout_s
+                works = f"timeout_s above {timeout_s:g}, if ranks are silent for so long when all is well"
                 self._fail(f"{blamed}; rank {self.rank} was {doing}", "timeout_s", works)
         if self._failure is not None:
             raise WorkerError(
@@ -163,8 +185,13 @@ class Wire:
             else:
                 last = self._watch.last_word(peer) if self._watch is not None else "starting"
                 why = str(error).strip().splitlines()[0].split("] ", 1)[-1].split(". ")[0]
-                what = f"rank {peer} is gone ({why}); when last heard of it was {last}"
-                self._fail(f"{what}; rank {self.rank} was {doing}", "ranks", "see the log of that rank")
+                if "Timed out" in why:
+                    what = f"rank {peer} took longer than the process group waits ({why}); it was {last}"
+                    knob, works = "timeout of init_process_group", "more than a stage computes at a time"
+                else:
+                    what = f"rank {peer} is gone ({why}); when last heard of it was {last}"
+                    knob, works = "ranks", "see the log of that rank"
+                self._fail(f"{what}; rank {self.rank} was {doing}", knob, works)
             self.changed.notify_all()
 
     def _fail(self, what: str, setting: str | None = None, works: str | None = None) -> None:

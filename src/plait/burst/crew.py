@@ -1,0 +1,320 @@
+"""The ranks that run a plan together, seen from one of them: their groups, and who has failed.
+
+Whoever waits, waits here: for a message, a collective, or word from the first rank. Meanwhile the pulse of
+all ranks is watched (:mod:`plait.watch`), so that a rank which dies or stalls ends all others within a bound,
+with an error that names it.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from datetime import timedelta
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+
+from plait.burst.lane import Errand, Lane
+from plait.errors import PlaitError, UsageError, WorkerError
+from plait.watch import BEAT_S, Watch
+from plait.worker import Place
+
+T = TypeVar("T")
+MEETING_S = 120.0
+"""Within which all ranks come to begin: some build their models, or read their data, longer than others."""
+_PATIENCE = timedelta(hours=2)
+"""Of gloo itself: the pulse finds out far earlier."""
+_DEAD_S = 4 * BEAT_S
+"""Who has shown no pulse for so long, when a connection broke, is gone."""
+_SOON_S = 1.0
+"""Within which threads that can end do."""
+_WAITING = "waiting "
+_LOOK_S = 0.005
+"""Between two looks for word from the first rank."""
+
+
+class Crew:
+    """All ranks of the process group; a world of one needs no process group."""
+
+    def __init__(self, *, device: torch.device, timeout_s: float) -> None:
+        """``timeout_s`` is how long a rank may show no sign of life."""
+        if not timeout_s > 0:
+            raise UsageError(f"timeout_s is {timeout_s}", setting="timeout_s", works="30")
+        self.device, self.timeout_s = device, timeout_s
+        self.changed = threading.Condition()
+        """Notified of everything that someone may wait for."""
+        self.waiting: Callable[[bool], None] = lambda begins: None
+        """Called where a wait begins and where it ends."""
+        self.rank, self.world = _place()
+        self._groups: dict[tuple[str, int], Any] = {}
+        self._lanes: list[Lane] = []
+        self._watch: Watch | None = None
+        self._failure: dict[str, str | None] | None = None
+        self._agreed = 0
+        self._doing = "before the first step"
+        if self.world > 1:
+            base: Any = dist.group.WORLD
+            self._store = _own(base.get_group_store(), timeout_s)
+            # The how-manyth crew of its process this is, which is the same on every rank.
+            self._prefix = f"plait/burst/crew{self._store.add(f'plait/burst/crews/{self.rank}', 1)}"
+
+    # --- meeting ------------------------------------------------------------------------------------
+
+    def meet(self, facts: Mapping[str, Any], *, within_s: float = MEETING_S) -> None:
+        """Wait for all ranks, and raise on each if they do not hold the same facts; then watch over them."""
+        if self.world == 1:
+            return
+        base: Any = dist.group.WORLD
+        self._watch = Watch(
+            base.get_group_store(),
+            rank=self.rank,
+            ranks=range(self.world),
+            timeout_s=self.timeout_s,
+            changed=self.changed,
+        )
+        self._watch.share(self._prefix)
+        until = time.monotonic() + within_s
+
+        def come(key: str, rank: int) -> None:
+            try:
+                self._store.wait([key], timedelta(seconds=max(0.001, until - time.monotonic())))
+            except RuntimeError:  # torch's DistStoreError is one
+                raise WorkerError(
+                    f"rank {rank} did not come within {within_s:g} s to run the plan",
+                    setting="ranks",
+                    works="BurstParallel made on all ranks, at about the same time",
+                ) from None
+
+        self._compare(facts, come)
+
+    def agree(self, facts: Mapping[str, Any]) -> None:
+        """Raise on every rank if they do not hold the same facts."""
+        if self.world > 1:
+            self._compare(facts, lambda key, rank: self._look(key, f"what rank {rank} wants"))
+
+    def _compare(self, facts: Mapping[str, Any], come: Callable[[str, int], None]) -> None:
+        self._agreed += 1
+        keys = [f"{self._prefix}/facts/{self._agreed}/{rank}" for rank in range(self.world)]
+        self._store.set(keys[self.rank], json.dumps(dict(facts)))
+        for rank, key in enumerate(keys):
+            come(key, rank)
+        compare([json.loads(self._store.get(key)) for key in keys])
+
+    def open(self, name: str, width: int) -> None:
+        """Make a group of the first ranks, for one kind of traffic; all ranks, also those outside, call it.
+
+        Each group is a mesh of connections, so there is one for a name and a width.
+        """
+        if width > 1 and (name, width) not in self._groups:
+            group = dist.new_group(list(range(width)), timeout=_PATIENCE)
+            self._groups[name, width] = group
+            if self.device.type == "cuda" and self.rank < width:
+                # NCCL meets in its first call, in which all must take part.
+                dist.all_reduce(torch.zeros(1, device=self.device), group=group)
+
+    def group(self, name: str, width: int) -> Any:
+        """A group that was made."""
+        return self._groups[name, width]
+
+    def lane(self, name: str) -> Lane:
+        """A thread for one kind of traffic."""
+        lane = Lane(name, device=self.device, changed=self.changed, failed=self.lost)
+        self._lanes.append(lane)
+        return lane
+
+    # --- waiting ------------------------------------------------------------------------------------
+
+    def says(self, doing: str) -> None:
+        """Let the other ranks know what this one does."""
+        self._doing = doing
+        if self._watch is not None:
+            self._watch.doing = doing
+
+    def wait(self, ready: Callable[[], T | None], for_what: str, *, every_s: float = BEAT_S) -> T:
+        """What ``ready`` gives, once it gives something; raises where a rank has died or stalled."""
+        with self.changed:
+            if (found := ready()) is not None:
+                return found
+            if self._watch is not None:
+                self._watch.doing = f"{_WAITING}for {for_what} {self._doing}"
+            self.waiting(True)
+            since_s = seen_s = time.monotonic()
+            try:
+                while (found := ready()) is None:
+                    self.check(since_s)
+                    self.changed.wait(every_s)
+                    now_s = time.monotonic()
+                    if now_s - seen_s > _DEAD_S:
+                        since_s = now_s  # this process was stopped itself, so who is silent is not known
+                    seen_s = now_s
+            finally:
+                self.waiting(False)
+                self.says(self._doing)
+        return found
+
+    def finish(self, errands: Iterable[Errand], for_what: str) -> None:
+        """Wait until all of them are done."""
+        some = list(errands)
+        self.wait(lambda: all(errand.done for errand in some) or None, for_what)
+
+    def tell(self, key: str, content: Any) -> None:
+        """Leave word for the ranks that will ask for it."""
+        self._store.set(f"{self._prefix}/word/{key}", json.dumps(content))
+
+    def hear(self, key: str, for_what: str) -> Any:
+        """What another rank has left word of, waited for."""
+        name = f"{self._prefix}/word/{key}"
+        self._look(name, for_what)
+        return json.loads(self._store.get(name))
+
+    def _look(self, key: str, for_what: str) -> None:
+        self.wait(lambda: self._store.check([key]) or None, for_what, every_s=_LOOK_S)
+
+    # --- failing ------------------------------------------------------------------------------------
+
+    def check(self, since_s: float | None = None) -> None:
+        """Raise where this rank or another has failed, or, while waiting since a moment, one is silent."""
+        if self._failure is None and self._watch is not None:
+            if self._watch.complaint is not None:
+                self._failure = json.loads(self._watch.complaint)
+            elif since_s is not None and (blamed := self._watch.blame(since_s)) is not None:
+                works = (
+                    f"timeout_s above {self.timeout_s:g}, if ranks are silent for so long when all is well"
+                )
+                self._fail(f"{blamed}; rank {self.rank} was {self._watch.doing}", "timeout_s", works)
+            elif since_s is not None and time.monotonic() - since_s > self.timeout_s:
+                self._check_circle(self._watch)
+        if self._failure is not None:
+            raise WorkerError(
+                str(self._failure["what"]), setting=self._failure["setting"], works=self._failure["works"]
+            )
+
+    def _check_circle(self, watch: Watch) -> None:
+        """Alive as they are, if all wait and have long waited, nothing will come any more."""
+        others = watch.unchanged(self.timeout_s)
+        if len(others) == self.world - 1 and all(doing.startswith(_WAITING) for doing in others.values()):
+            everyone = sorted({**others, self.rank: watch.doing}.items())
+            self._fail(
+                "all ranks wait for each other: "
+                + "; ".join(f"rank {rank} {doing}" for rank, doing in everyone),
+                "batch",
+                "the same calls with batches of the same shapes on every rank",
+            )
+
+    def give_up(self, error: BaseException, doing: str) -> None:
+        """Tell the other ranks that this one has failed, and why, so that none waits for it."""
+        if self._failure is not None:
+            return
+        while error.__cause__ is not None and not isinstance(error, PlaitError):
+            error = error.__cause__
+        who = f"rank {self.rank} raised {type(error).__name__} {doing}"
+        if isinstance(error, WorkerError):
+            self._fail(error.what, error.setting, error.works)
+        elif isinstance(error, PlaitError):
+            self._fail(f"{who}: {error.what}", error.setting, error.works)
+        else:
+            said = (str(error).strip() or "nothing said").splitlines()[-1].strip()
+            self._fail(f"{who}: {said}", "ranks", "see the log of that rank")
+
+    def close(self) -> None:
+        """End the threads: one that came back from gloo while Python shuts down would abort the process."""
+        threads = [lane.thread for lane in self._lanes]
+        for lane in self._lanes:
+            lane.close()
+        if self._watch is not None:
+            self._watch.close()
+            threads.append(self._watch.thread)
+        if not _ended(threads, _SOON_S):
+            # After a failure some wait for messages that will not come. A timeout makes gloo end all waits.
+            for (_, width), group in self._groups.items():
+                if self.rank < width and self.device.type == "cpu":
+                    with suppress(RuntimeError, ValueError):
+                        work: Any = dist.irecv(torch.empty(1), (self.rank + 1) % width, group=group)
+                        work.wait(timedelta(milliseconds=1))
+            _ended(threads, _SOON_S)
+
+    def lost(self, errand: Errand, error: BaseException) -> None:
+        """Something that others were needed for has failed: tell all why."""
+        if isinstance(error, PlaitError):
+            self._fail(error.what, error.setting, error.works)
+        else:
+            why = (str(error).strip() or type(error).__name__).splitlines()[0]
+            why = why.split("] ", 1)[-1].split(". ")[0]
+            gone = self._gone() if errand.peer is None else f"rank {errand.peer} is"
+            what = f"{gone} gone ({why}); rank {self.rank} was {errand.doing}"
+            self._fail(what, "ranks", "see the log of that rank")
+        with self.changed:
+            self.changed.notify_all()
+
+    def _gone(self) -> str:
+        """Who is missing in a collective that broke: gloo does not tell, their pulse does."""
+        until = time.monotonic() + _DEAD_S + 2 * BEAT_S
+        while self._watch is not None and self._watch.complaint is None and time.monotonic() < until:
+            silent = self._watch.silent(_DEAD_S)
+            if silent:
+                numbers = ", ".join(map(str, silent))
+                return f"rank {numbers} is" if len(silent) == 1 else f"ranks {numbers} are"
+            time.sleep(BEAT_S / 5)
+        return "a rank is"
+
+    def _fail(self, what: str, setting: str | None = None, works: str | None = None) -> None:
+        said = json.dumps({"what": what, "setting": setting, "works": works})
+        if self._watch is not None:
+            said = self._watch.complain(said)
+        self._failure = self._failure or json.loads(said)
+
+
+def compare(everyone: list[dict[str, Any]]) -> None:
+    """Raise where ranks do not hold the same facts, naming the first that differs; facts may be nested."""
+    for rank, theirs in enumerate(everyone):
+        first = _difference(everyone[0], theirs, "")
+        if first is not None:
+            where, ours, other = first
+            raise WorkerError(
+                f"rank {rank} has {where} {other!r}, and rank 0 has {ours!r}",
+                setting=where.split(" ")[0],
+                works="the same on every rank: save the plan once, and load it everywhere",
+            )
+
+
+def _difference(ours: Any, theirs: Any, where: str) -> tuple[str, Any, Any] | None:
+    if isinstance(ours, dict) and isinstance(theirs, dict):
+        for name in dict.fromkeys([*ours, *theirs]):
+            found = _difference(ours.get(name), theirs.get(name), f"{where} {name!r}" if where else name)
+            if found is not None:
+                return found
+        return None
+    return None if ours == theirs else (where, ours, theirs)
+
+
+def _place() -> tuple[int, int]:
+    if dist.is_available() and dist.is_initialized():
+        return dist.get_rank(), dist.get_world_size()
+    place = Place.from_environment()
+    if place.world > 1:
+        raise UsageError(
+            f"this is rank {place.rank} of {place.world}, and there is no process group",
+            setting="process group",
+            works="torch.distributed.init_process_group() first",
+        )
+    return 0, 1
+
+
+def _own(store: Any, timeout_s: float) -> Any:
+    """A connection of its own: one thread's wait in a shared one would keep all others out."""
+    with suppress(RuntimeError, NotImplementedError):  # not every kind of store can be cloned
+        store = store.clone()
+    store.set_timeout(timedelta(seconds=timeout_s))
+    return store
+
+
+def _ended(threads: Iterable[threading.Thread], within_s: float) -> bool:
+    until = time.monotonic() + within_s
+    some = [thread for thread in threads if thread is not threading.current_thread()]
+    for thread in some:
+        thread.join(max(0.0, until - time.monotonic()))
+    return not any(thread.is_alive() for thread in some)

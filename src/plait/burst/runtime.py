@@ -1,0 +1,387 @@
+"""Trains a chain under a plan in which every block is as wide as it pays.
+
+    parallel = BurstParallel(chain, plan, loss=plait.losses.cross_entropy)
+    optimizer = torch.optim.AdamW(parallel.parameters())
+    for batch in batches:                      # the whole batch, on every rank
+        loss = parallel.step(batch)
+        optimizer.step()
+        optimizer.zero_grad()
+
+A block of width w runs on ranks 0 to w - 1, each with its share of the rows. Rows move where widths differ
+(:mod:`plait.burst.reshard`), gradients are added up over the ranks of a block while the backward pass goes on
+(:mod:`plait.burst.sync`). Every rank's part of the loss is weighed by its own rows, so gradients are those of
+one device, whatever the plan: sum(w*l)/sum(w).
+
+What differs, as it does in data parallelism: ranks draw their own dropout masks, and BatchNorm normalises by
+each rank's own rows and keeps rank 0's statistics, unless ``batch_norm="synchronized"``.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from typing import Any, Literal, get_args
+
+import torch
+from torch import nn
+
+from plait import losses
+from plait.burst import terms
+from plait.burst.burst_plan import BurstPlan
+from plait.burst.crew import Crew
+from plait.burst.diary import Diary, Doing, StepRecord
+from plait.burst.figures import Figures
+from plait.burst.holding import Holding
+from plait.burst.norm import SynchronizedNorm
+from plait.burst.reshard import Post
+from plait.burst.rows import begin
+from plait.burst.state import Spread, spread_optimizer
+from plait.burst.sweep import Route, Sweep, cut
+from plait.burst.sync import GradientSync, buckets, check
+from plait.chain import Chain
+from plait.collective import Collective, TorchCollective
+from plait.compat import tree_flatten
+from plait.data import rows_of, share
+from plait.errors import UsageError
+from plait.objective import Objective, inputs_without_labels
+from plait.timeline import Timeline
+
+BatchNorm = Literal["local", "synchronized"]
+
+
+class BurstParallel:
+    """A chain in training, on one rank of several; all ranks make the same calls in the same order."""
+
+    def __init__(
+        self,
+        chain: Chain,
+        plan: BurstPlan,
+        *,
+        loss: Callable[[Any, Any], Any],
+        weight: Callable[[Any], Any] | None = None,
+        inputs: Callable[[Any], Any] | None = None,
+        bf16: bool = False,
+        collective: Collective | None = None,
+        batch_norm: BatchNorm = "local",
+        seed: int | None = None,
+        device: torch.device | str | None = None,
+        timeline: Timeline | None = None,
+        timeout_s: float = 30.0,
+    ) -> None:
+        """Meet the other ranks, take the blocks that this one runs, and free the others.
+
+        - ``loss``, ``weight``, ``inputs``: as in a :class:`plait.Job`: ``loss(output, batch)``, and so on.
+        - ``bf16``: forward and loss run under autocast.
+        - ``collective``: adds gradients up; torch's own unless given, or plait.compress's.
+        - ``seed``: creates the weights of a chain on the meta device. All begin with rank 0's weights.
+        - ``timeline``: gets a span for every block and every wait.
+        - ``timeout_s``: how long a rank may show no sign of life.
+        """
+        self._collective = TorchCollective() if collective is None else collective
+        check(self._collective)
+        if batch_norm not in get_args(BatchNorm):
+            raise UsageError(
+                f"there is no batch_norm {batch_norm!r}", setting="batch_norm", works="local, synchronized"
+            )
+        self._objective = Objective(
+            loss=loss,
+            weight=getattr(loss, "weight", losses.rows) if weight is None else weight,
+            inputs=inputs_without_labels if inputs is None else inputs,
+            bf16=bf16,
+        )
+        self.chain = chain
+        """Whole on rank 0; on the others, blocks that run elsewhere are on the meta device."""
+        self.batch_norm = batch_norm
+        self._crew = Crew(device=_device(chain, device), timeout_s=timeout_s)
+        terms.check_plan(plan, chain, self._crew.world)
+        self.gaps: tuple[float, ...] = (0.0,) * self._crew.world
+        """By rank, the milliseconds in which it had nothing to do in the step before the last."""
+        self._diary = Diary(self._crew.rank, timeline)
+        self._crew.waiting = self._diary.waiting
+        weakref.finalize(self, _end, self._crew, self._diary)
+        self._crew.meet({**terms.facts(plan), "batch_norm": batch_norm, "bf16": bf16})
+        self._signatures: dict[str, str] = {}
+        self._plans = 0
+        self._sync: GradientSync | None = None
+        self._post = Post(self._crew)
+        self._spread = Spread(self._crew)
+        self._figures = Figures(self._crew)
+        self._holding = Holding(chain, self._crew.device, seed)
+        self._adopt(plan)
+        self._share_weights(self._holding.widths(plan.widths), range(len(chain)))
+
+    # --- what it holds ------------------------------------------------------------------------------
+
+    @property
+    def rank(self) -> int:
+        """This one."""
+        return self._crew.rank
+
+    @property
+    def plan(self) -> BurstPlan:
+        """The plan in force."""
+        return self._plan
+
+    @property
+    def record(self) -> StepRecord | None:
+        """The last step, as this rank saw it."""
+        return self._diary.last
+
+    def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """The parameters of the blocks that this rank runs, by the model's names; on rank 0, all.
+
+        A rank that runs none has one empty parameter, so that an optimizer can be made everywhere.
+        """
+        return iter(self._holding.named())
+
+    def parameters(self) -> Iterator[nn.Parameter]:
+        """The parameters of the blocks that this rank runs, to make an optimizer from."""
+        return (parameter for _, parameter in self.named_parameters())
+
+    # --- training -----------------------------------------------------------------------------------
+
+    def step(self, *batch: Any, micro_batches: int = 1) -> float:
+        """Find the loss of a batch and add its gradients to the parameters'; the same loss on every rank.
+
+        All ranks are given the whole batch, of which each takes its own rows: of every tensor with as many as
+        the first. With ``micro_batches`` it passes in so many parts, one after the other, and gradients
+        are added up once.
+        """
+        self._crew.check()
+        given = batch[0] if len(batch) == 1 else batch
+        number = self._diary.begin()
+        self._crew.says(f"in step {number}")
+        with _told(self._crew, f"in step {number}"):
+            rows = rows_of(given)
+            terms.check_rows(self._plan, rows, micro_batches)
+            loss = self._train(given, rows, micro_batches)
+        self._diary.end()
+        self._crew.says(f"between steps {number} and {number + 1}")
+        return loss
+
+    def clip_grad_norm_(self, max_norm: float) -> torch.Tensor:
+        """Scale all gradients down so that their norm over the whole model is at most this; returns the norm.
+
+        To be called on all ranks, after ``step``.
+        """
+        gradients = [p.grad for p in self._holding.parameters.values() if p.grad is not None]
+        whole = float(nn.utils.get_total_norm(gradients)) if self.rank == 0 else 0.0
+        (norm,) = self._figures.total([whole])
+        dtype = gradients[0].dtype if gradients else None
+        total = torch.tensor(norm, dtype=dtype, device=self._crew.device)
+        if gradients:
+            parameters = list(self._holding.parameters.values())
+            nn.utils.clip_grads_with_norm_(parameters, max_norm, total)
+        return total
+
+    def _train(self, batch: Any, rows: int, micro_batches: int) -> float:
+        assert self._sync is not None
+        parts = [cut(batch, rows, *_ends(share(rows, part, micro_batches))) for part in range(micro_batches)]
+        sizes = [len(share(rows, part, micro_batches)) for part in range(micro_batches)]
+        width = self._plan.widths[-1]
+        weights = [
+            [self._objective.weigh(cut(part, size, begin(size, width, r), begin(size, width, r + 1)))
+             for r in range(width)]
+            for part, size in zip(parts, sizes, strict=True)
+        ]  # fmt: skip
+        total = math.fsum(weight for some in weights for weight in some)
+        if total == 0:  # nothing counts, on any rank: the mean is undefined
+            return math.nan
+        self._sync.begin()
+        loss = 0.0
+        for number, (part, size, some) in enumerate(zip(parts, sizes, weights, strict=True)):
+            sweep = Sweep(self._route, part, size, self._signature(part))
+            loss += sweep.forward(some, total)
+            final = number == micro_batches - 1
+            sweep.backward(self._ended if final else lambda place: None)
+        return self._finish(loss)
+
+    def _finish(self, loss: float) -> float:
+        """Wait for the gradients; what all ranks must know goes around meanwhile."""
+        assert self._sync is not None
+        world = self._crew.world
+        gaps = [0.0] * world
+        gaps[self.rank] = 0.0 if self.record is None else self.record.total_ms("idle")
+        self._diary.idle = self.rank >= self._plan.widths[0]
+        pending = self._figures.start([loss, *gaps, *self._sync.flags])
+        reduced = self._sync.finish()
+        whole = pending()
+        for label, errand in reduced:
+            self._diary.note("sync", label, errand.start_ns, errand.end_ns)
+        self._sync.deliver(whole[1 + world :])
+        self._diary.idle = False
+        self.gaps = tuple(whole[1 : 1 + world])
+        return whole[0]
+
+    def _ended(self, place: int) -> None:
+        assert self._sync is not None
+        self._sync.ready(place, self.chain[place].name)
+
+    # --- other plans, saving and loading ------------------------------------------------------------
+
+    def change(self, plan: BurstPlan, optimizer: torch.optim.Optimizer | None = None) -> None:
+        """Go on under another plan, between two steps: weights, and the optimizer's state, move.
+
+        All ranks call it. The optimizer is changed in place: its groups hold the parameters that this rank
+        has now. Gradients are dropped.
+        """
+        self._crew.check()
+        terms.check_plan(plan, self.chain, self._crew.world)
+        self._crew.agree(terms.facts(plan))
+        old = self._holding.widths(self._plan.widths)
+        before = self._plan.widths
+        for parameter in self._holding.parameters.values():
+            parameter.grad = None
+        self._adopt(plan)
+        new = self._holding.widths(plan.widths)
+        moved = {name for name in new if new[name] > old[name]}
+        grown = [place for place in range(len(self.chain)) if plan.widths[place] > before[place]]
+        self._share_weights({name: new[name] for name in new if name in moved}, grown)
+        if optimizer is not None:
+            self._spread_optimizer(optimizer, moved)
+
+    def state_dict(self) -> dict[str, Any]:
+        """On rank 0 the state of the whole model, as the model itself has it; empty on the others."""
+        return self.chain.state_dict() if self.rank == 0 else {}
+
+    def load_state_dict(self, state: Mapping[str, Any] | None) -> None:
+        """Load the state of the whole model, which rank 0 has; all ranks call it, others may give None."""
+        self._crew.check()
+        if self.rank == 0:
+            with _told(self._crew, "loading weights"):
+                if state is None:
+                    raise UsageError("rank 0 has no state to load", setting="state", works="state_dict()")
+                self.chain.load_state_dict(state)
+        self._share_weights(self._holding.widths(self._plan.widths), range(len(self.chain)))
+
+    def optimizer_state(self, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+        """On rank 0 the state of the whole optimizer, as one device would have it; empty on the others."""
+        return optimizer.state_dict() if self.rank == 0 else {}
+
+    def load_optimizer_state(self, optimizer: torch.optim.Optimizer, state: Mapping[str, Any] | None) -> None:
+        """Load the state of the whole optimizer, which rank 0 has, under whatever plan; all ranks call it."""
+        self._crew.check()
+        if self.rank == 0:
+            with _told(self._crew, "loading the optimizer's state"):
+                if state is None:
+                    raise UsageError(
+                        "rank 0 has no state to load", setting="state", works="optimizer_state()"
+                    )
+                optimizer.load_state_dict(dict(state))
+        self._spread_optimizer(optimizer, set(self._holding.widths(self._plan.widths)))
+
+    def tell(self, content: Any) -> Any:
+        """What rank 0 was given here, on every rank: anything that can be pickled."""
+        with _told(self._crew, "telling the others"):
+            return self._spread.object(content, "word")
+
+    def telling(self, doing: str) -> AbstractContextManager[None]:
+        """Around what may fail on this rank alone: the others then raise, too, rather than wait for it."""
+        return _told(self._crew, doing)
+
+    def close(self) -> None:
+        """End the threads and publish no more; the weights stay."""
+        _end(self._crew, self._diary)
+
+    def _spread_optimizer(self, optimizer: torch.optim.Optimizer, moved: set[str]) -> None:
+        with _told(self._crew, "sharing the optimizer's state"):
+            spread_optimizer(
+                optimizer,
+                self._spread,
+                self._crew,
+                held=self._holding.parameters,
+                names={id(parameter): name for name, parameter in self._holding.parameters.items()},
+                widths=self._holding.widths(self._plan.widths),
+                moved=moved,
+            )
+
+    def _adopt(self, plan: BurstPlan) -> None:
+        """Hold what a plan gives this rank."""
+        for width in sorted(set(plan.widths)):
+            self._crew.open("sync", width)
+            if self.batch_norm == "synchronized":
+                self._crew.open("norm", width)
+        with _told(self._crew, "taking its blocks"):
+            self._holding.take(plan.widths, self.rank)
+        if self._sync is not None:
+            self._sync.close()
+        order = buckets(self._holding.trained(plan.widths))
+        parameters = self._holding.parameters
+        self._sync = GradientSync(self._crew, self._collective, order, parameters, free=self._post.free)
+        self._plan = plan
+        self._signatures = {}
+        self._plans += 1
+        self._route = Route(
+            chain=self.chain,
+            widths=plan.widths,
+            objective=self._objective,
+            post=self._post,
+            state=self._holding.state,
+            entering=self._entering,
+            idling=self._diary.idling,
+            known={},
+        )
+
+    def _share_weights(self, widths: Mapping[str, int], places: Iterable[int]) -> None:
+        """Everyone who holds these takes them from rank 0."""
+        for name, width in widths.items():
+            if name in self._holding.parameters:
+                self._spread.tensors([self._holding.parameters[name]], width, f"{name!r}")
+        for place in places:
+            width, name = self._plan.widths[place], self.chain[place].name
+            self._spread.tensors(self._holding.buffers(place), width, f"the statistics of {name!r}")
+
+    # --- small things -------------------------------------------------------------------------------
+
+    @contextmanager
+    def _entering(self, what: Doing, place: int) -> Iterator[None]:
+        """Around a block's forward, the loss, or a block's backward."""
+        width = self._plan.widths[place]
+        with ExitStack() as stack:
+            if what == "forward" and self.batch_norm == "synchronized" and width > 1:
+                stack.enter_context(SynchronizedNorm(lambda tensor: self._figures.gather(tensor, width)))
+            stack.enter_context(self._diary.doing(what, self.chain[place].name))
+            yield
+
+    def _signature(self, batch: Any) -> str:
+        """Batches of one signature have values of one form; all ranks number them alike."""
+        leaves, structure = tree_flatten(batch)
+        forms = [
+            (tuple(leaf.shape[1:]), str(leaf.dtype))
+            if isinstance(leaf, torch.Tensor)
+            else type(leaf).__name__
+            for leaf in leaves
+        ]
+        text = f"{forms}{structure}{self.chain.model.training}"
+        if text not in self._signatures:
+            digest = hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
+            self._signatures[text] = f"{self._plans}/{digest}"
+        return self._signatures[text]
+
+
+def _device(chain: Chain, device: torch.device | str | None) -> torch.device:
+    if device is not None:
+        return torch.device(device)
+    return next((p.device for p in chain.parameters() if not p.is_meta), torch.device("cpu"))
+
+
+def _ends(rows: range) -> tuple[int, int]:
+    return rows.start, rows.stop
+
+
+@contextmanager
+def _told(crew: Crew, doing: str) -> Iterator[None]:
+    """Let the others know of an error, so that none waits for this rank."""
+    try:
+        yield
+    except BaseException as error:
+        crew.give_up(error, doing)
+        raise
+
+
+def _end(crew: Crew, diary: Diary) -> None:
+    diary.close()
+    crew.close()

@@ -1,0 +1,26 @@
+"""Points that no other matches or beats."""
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from plait.burst.pareto import minimal
+
+
+def slow(points):
+    """One of each kind of point that nothing else is at or below."""
+    found = {tuple(p) for p in points.T.tolist()}
+    return {
+        p for p in found if not any(q != p and all(a <= b for a, b in zip(q, p, strict=True)) for q in found)
+    }
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(2, 5), st.integers(0, 700), st.integers(1, 40), st.integers(0, 2**32 - 1))
+def test_the_same_as_all_pairs(figures, count, values, seed):
+    points = np.random.default_rng(seed).integers(0, values, (figures, count)).astype(float)
+    chosen = minimal(points)
+    kept = points[:, chosen].T.tolist()
+    assert {tuple(p) for p in kept} == slow(points)
+    assert len({tuple(p) for p in kept}) == len(kept)  # of equal ones, one
+    assert points[0, chosen].tolist() == sorted(points[0, chosen].tolist())
