@@ -87,6 +87,8 @@ def test_version_2_in_its_own_words(tmp_path, monkeypatch):
     (folder / "cpu.stat").write_text("usage_usec 2500000\nuser_usec 1\n")
     (folder / "memory.events").write_text("low 0\noom_kill 3\n")
     assert (group.seconds(), group.oom_kills()) == (2.5, 3)
+    (folder / "cgroup.procs").write_text("0\n12\n")  # 0: a process of another pid namespace
+    assert group.processes() == [12]
 
 
 def test_a_memory_limit_that_nothing_can_hold_is_refused(tmp_path):
@@ -97,7 +99,9 @@ def test_a_memory_limit_that_nothing_can_hold_is_refused(tmp_path):
     assert not (tmp_path / "plait-1").exists()
 
 
-def test_the_real_ones_freeze_count_and_kill():
+@pytest.mark.parametrize("within", ["", "made/within"])
+def test_the_real_ones_freeze_count_and_kill(within):
+    """With what runs in groups that the background has made in them."""
     trees = find_trees()
     mounts = [line.split() for line in Path("/proc/self/mountinfo").read_text().splitlines()]
     freezers = [Path(words[4]) for words in mounts if words[-3] == "cgroup" and "freezer" in words[-1]]
@@ -110,9 +114,9 @@ def test_the_real_ones_freeze_count_and_kill():
         group = Group(f"plait-test-{os.getpid()}", trees=chosen)
         process = subprocess.Popen(["sleep", "60"])
         try:
-            for entrance in group.entrances:
-                with open(entrance, "w") as file:
-                    file.write(str(process.pid))
+            for entrance in map(Path, group.entrances):
+                (entrance.parent / within).mkdir(parents=True, exist_ok=True)
+                (entrance.parent / within / entrance.name).write_text(str(process.pid))
             assert group.processes() == [process.pid]
             group.freeze(True)
             time.sleep(0.05)

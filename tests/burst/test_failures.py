@@ -10,6 +10,7 @@ from torch import nn
 
 from plait import Chain, losses
 from plait.burst import BurstParallel, BurstPlan
+from plait.compress.collectives import CompressedCollective
 from plait.errors import PlaitError
 
 TIMEOUT_S = 5.0
@@ -30,10 +31,12 @@ class Layer(nn.Linear):
         return super().forward(x)
 
 
-def train(widths, steps=3, rows=8, bad=None, **settings):
+def train(widths, steps=3, rows=8, bad=None, frozen=None, **settings):
     """Some steps; the error that ended them, if any, as (class, text)."""
     Layer.at = -1
     chain = Chain.of([Layer(4, 4) for _ in widths], torch.randn(2, 4))
+    for name, parameter in chain.named_parameters():
+        parameter.requires_grad_(name != frozen)
     plan = BurstPlan.of([block.name for block in chain], widths, batch=8)
     if bad is not None:  # in the second step
         Layer.bad, Layer.at, Layer.calls = bad, sum(dist.get_rank() < width for width in widths) + 2, 0
@@ -84,6 +87,18 @@ def test_ranks_that_disagree_and_an_error_on_one_rank(ranks):
         (
             [{"widths": [2]}, {"widths": [2], "batch_norm": "synchronized"}],
             "rank 1 has batch_norm 'synchronized'",
+        ),
+        (
+            [{"widths": [2]}, {"widths": [2], "collective": CompressedCollective(bits=8)}],
+            "rank 1 has collective 'CompressedCollective', and rank 0 has 'TorchCollective'",
+        ),
+        (
+            [{"widths": [2]}, {"widths": [2], "frozen": "0.bias"}],
+            "rank 1 has trained parameters 'count' 1, and rank 0 has 2",
+        ),
+        (
+            [{"widths": [2], "frozen": "0.weight"}, {"widths": [2], "frozen": "0.bias"}],
+            "rank 1 has trained parameters 'digest of names and sizes'",
         ),
     ]
     for found in ranks(2, disagree, [kinds for kinds, _ in quarrels]):

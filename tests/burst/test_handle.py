@@ -91,6 +91,22 @@ def test_a_command_runs_beside_others_and_is_paused_by_hand(tmp_path):
     assert leftover.members(label) == []
 
 
+def test_what_is_added_is_paused_by_itself_and_has_the_bound_of_the_first():
+    spin = ["sh", "-c", "while :; do :; done"]
+    with plait.burst.background(spin) as work:
+        other = work.add(spin)
+        other.pause()
+        assert (work._work.paused, other._work.paused) == (False, True)
+        work.pause()
+        other.resume()
+        assert (work._work.paused, other._work.paused) == (True, True)
+        work.resume()
+        assert (work._work.paused, other._work.paused) == (False, False)
+        with pytest.raises(UsageError, match="one for all works") as caught:
+            work.add(spin, max_slowdown=1.5)
+        assert caught.value.setting == "max_slowdown"
+
+
 def test_a_background_that_is_killed_is_no_harm(job, tmp_path):
     work = plait.burst.background(job, directory=tmp_path / "run", idle=False)
     os.kill(work.pid, signal.SIGKILL)

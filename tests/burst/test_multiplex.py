@@ -13,7 +13,7 @@ from plait.burst.multiplex import Multiplexer, _Levels
 from plait.burst.occupancy import with_idle
 from plait.burst.phases import Phase, Publisher
 from plait.burst.process import Work
-from plait.errors import UsageError
+from plait.errors import UsageError, WorkerError
 from plait.timeline import Timeline
 
 SPIN = ("sh", "-c", "while :; do :; done")
@@ -128,6 +128,22 @@ def test_a_foreground_that_is_killed(outlive, published):
     multiplexer.stop()
     assert leftover.members(work.label) == []
     assert not published.exists()
+
+
+def test_one_that_cannot_be_ended_does_not_keep_the_others(monkeypatch):
+    multiplexer = Multiplexer()
+    works = [multiplexer.add(Work(command=SPIN, name=name)) for name in ("one", "two")]
+
+    def fail(grace_seconds):
+        raise WorkerError("the group cannot be removed")
+
+    monkeypatch.setattr(works[0], "end", fail)
+    with pytest.raises(WorkerError, match="the group cannot be removed"):
+        multiplexer.stop()
+    assert works[1].exit_code is not None
+    monkeypatch.undo()
+    works[0].end()
+    assert works[0].exit_code is not None
 
 
 def test_a_foreground_on_other_cores_is_none_of_its_business(publisher):

@@ -98,6 +98,23 @@ def test_files_of_the_living_are_found_and_those_of_the_dead_removed(tmp_path, p
     assert list(publishing(folder, "foreground")) == []
 
 
+def test_files_of_another_pid_namespace_are_left_alone(publisher):
+    """Their numbers mean nothing here, though a process may have the same one."""
+    role, _, *rest = publisher.path.name.split("-")
+    theirs = [publisher.path.with_name("-".join([role, "1", *end])) for end in (rest, ["1", "1", "0", "0"])]
+    for path in theirs:
+        path.write_bytes(publisher.path.read_bytes())
+    assert list(publishing(publisher.path.parent, "foreground")) == [publisher.path]
+    for path in theirs:
+        path.unlink()
+
+
+def test_the_file_has_no_holes(publisher):
+    """Filling one when there is no room left would be the end of the training."""
+    found = publisher.path.stat()
+    assert found.st_blocks * 512 >= found.st_size
+
+
 def test_a_process_that_ends_in_order_removes_its_file(tmp_path):
     code = (
         "import sys; from plait.burst.phases import Publisher; Publisher(directory=sys.argv[1]).begin_step(0)"

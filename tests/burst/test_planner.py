@@ -135,6 +135,16 @@ def test_a_collective_is_asked_for_its_own_estimate():
     assert frontier.fastest.forecast.step_ms < plain.fastest.forecast.step_ms
 
 
+def test_an_estimate_that_is_no_time_is_refused():
+    class Wrong(Halved):
+        def estimate_ms(self, bytes, world, link):
+            return -1.0
+
+    profile = random_profile(random.Random(5), 5, tied=True)
+    with pytest.raises(UsageError, match=r"the collective estimates -1.0 ms"):
+        plait.burst.plan(profile, devices=2, batch=16, bandwidth=1e9, collective=Wrong())
+
+
 def least_step(frontier, device_ms):
     return min(
         (step for step, device in frontier.points if device <= device_ms * (1 + 1e-12)), default=np.inf
@@ -232,21 +242,34 @@ def test_beyond_what_was_measured_a_remark_says_so():
     assert "batch 64 lies beyond the measured 1 to 16" in far.remarks[-1]
 
 
+def test_the_smaller_of_uneven_shares_counts_as_well():
+    times = {size: Times(forward=size, backward=size) for size in (11, 32)}
+    block = BlockProfile(name="b", parameter_bytes=0, output_bytes_per_sample=0, milliseconds=times)
+    found = plait.burst.plan(Profile(blocks=(block,)), devices=3, batch=32, bandwidth=1e9)
+    assert found.fastest.shares(0) == (11, 11, 10)
+    assert found.remarks == ("batch 10 lies beyond the measured 11 to 32 of block 'b'",)
+
+
 @pytest.mark.parametrize(
     ("settings", "says"),
     [
         ({"devices": 0}, "devices is 0"),
+        ({"devices": 10**9}, "a plan for 1000000000 devices.*works: 1 to 65536"),
         ({"batch": 0}, "batch is 0"),
         ({"bandwidth": "quick"}, "'quick' is not a rate"),
         ({"limit": 0.5}, "limit of 0.5 .*works: 1"),
         ({"limit": float("nan")}, "limit of nan"),
         ({"deadline_ms": 1e-6}, "no step takes 1e-06 ms or less; the fastest takes"),
         ({"background_value": -1}, "background work of value -1"),
+        ({"background_value": float("inf")}, "background work of value inf"),
+        ({"limit": "2"}, "limit is '2', which is no number"),
+        ({"memory": object()}, "the memory of 0 devices for 4"),
         ({"limit": 2, "deadline_ms": 3}, "limit and deadline_ms are given"),
         ({"memory": [1, 2]}, "the memory of 2 devices for 4"),
         ({"memory": "4Gb"}, "small b"),
         ({"memory": 1}, "no plan fits: with every block on 4 devices, the first needs"),
         ({"widths": [8]}, "none of the widths"),
+        ({"widths": 4}, "widths is 4"),
         ({"widths": [2, 4], "limit": 1}, "times the device time of one device or less"),
     ],
 )
@@ -264,3 +287,38 @@ def test_the_memory_that_an_error_names_works():
     plait.burst.plan(profile, devices=4, batch=16, bandwidth=1e9, memory=least)
     with pytest.raises(UsageError):
         plait.burst.plan(profile, devices=4, batch=16, bandwidth=1e9, memory=least - 1)
+
+
+@pytest.mark.parametrize("rows", [4, 8, 9])
+def test_what_fits_is_found_in_long_chains_where_better_plans_do_not(rows):
+    times = {size: Times(forward=0.01 * size, backward=0.01 * size) for size in (1, 16)}
+    profile = Profile(
+        blocks=tuple(
+            BlockProfile(
+                name=f"b{place}",
+                parameter_bytes=10**6,
+                output_bytes_per_sample=100,
+                saved_bytes_per_sample=1000,
+                milliseconds=times,
+            )
+            for place in range(100)
+        )
+    )
+    memory = 100 * (2 * 10**6 + 1000 * rows)  # for so many rows on each device, on average over blocks
+    found = plait.burst.plan(profile, devices=4, batch=16, bandwidth="1gbit", latency="40us", memory=memory)
+    for plan in found.plans:
+        assert sum(plan.shares(place)[0] for place in range(100)) <= 100 * rows
+    assert 0 < found.gap < float("inf")
+
+
+def test_sizes_beyond_a_machine_number_do_not_wrap_around():
+    block = {"parameter_bytes": 1, "output_bytes_per_sample": 1, "saved_bytes_per_sample": 2**62}
+    times = {1: Times(forward=1, backward=1)}
+    profile = Profile(blocks=tuple(BlockProfile(name=name, milliseconds=times, **block) for name in "ab"))
+    with pytest.raises(UsageError, match="no plan fits"):
+        plait.burst.plan(profile, devices=2, batch=16, bandwidth=1e9, memory="8GiB")
+
+
+def test_few_blocks_on_devices_between_two_doublings_are_exact():
+    profile = random_profile(random.Random(1), 3)
+    assert plait.burst.plan(profile, devices=24, batch=64, bandwidth=1e9).gap == 0

@@ -86,6 +86,82 @@ def test_it_is_paused_where_it_is_and_goes_on(groups):
     assert left_behind(work.label) == []
 
 
+@pytest.fixture
+def no_groups(monkeypatch):
+    monkeypatch.setattr("plait.burst.cgroup.find_trees", list)
+
+
+def state(pid):
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+
+
+@pytest.mark.usefixtures("no_groups")
+def test_a_process_that_is_new_at_a_pause_is_stopped_all_the_same(tmp_path):
+    script = f"while ! [ -e {tmp_path}/go ]; do sleep 0.01; done; sleep 60 & echo $! > {tmp_path}/child; wait"
+    work = Background(Work(command=("sh", "-c", script), name="family", idle=False))
+    try:
+        work.seconds()  # looks which processes there are
+        (tmp_path / "go").touch()
+        until(lambda: (tmp_path / "child").exists() and (tmp_path / "child").read_text().strip())
+        work.pause()
+        until(lambda: work.keep_back() or state((tmp_path / "child").read_text().strip()) == "T")
+    finally:
+        work.end(grace_seconds=0)
+
+
+@pytest.mark.usefixtures("no_groups")
+def test_a_process_that_took_over_a_number_is_not_stopped():
+    other = subprocess.Popen(["sleep", "60"])
+    work = Background(Work(command=SPIN, name="spin"))
+    try:
+        work._members, work._looked_at = {other.pid: 1}, time.monotonic() + 60
+        work.pause()
+        time.sleep(0.1)
+        assert state(other.pid) == "S"
+    finally:
+        other.kill()
+        other.wait()
+        work.end(grace_seconds=0)
+
+
+def test_work_that_has_ended_is_neither_signalled_nor_paused(monkeypatch):
+    work = Background(Work(command=("true",), name="true"))
+    assert work.wait(60) == 0
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "kill", lambda *given: pytest.fail("the number may be somebody else's"))
+        assert work.leave(1) == 0
+    protection = work.protection
+    work.end()
+    work.pause()
+    assert (work.paused, work.protection) == (False, protection)
+
+
+def test_work_that_does_not_leave_in_time_is_held_back_again(groups, tmp_path):
+    script = f"trap '' TERM; touch {tmp_path}/ready; while :; do sleep 0.01; done"
+    work = Background(Work(command=("sh", "-c", script), name="stubborn", idle=False))
+    try:
+        until((tmp_path / "ready").exists)
+        work.pause()
+        assert work.leave(0.05) is None
+        assert not work.paused
+        work.pause()
+        assert work.paused
+    finally:
+        work.end(grace_seconds=0)
+    assert left_behind(work.label) == []
+
+
+def test_the_watchdog_goes_last(monkeypatch):
+    seen, remove = [], leftover.remove
+    monkeypatch.setattr(
+        leftover, "remove", lambda label: (seen.append(work._watchdog._process.poll()), remove(label))
+    )
+    work = Background(Work(command=SPIN, name="spin"))
+    work.end(grace_seconds=0)
+    assert seen == [None]
+    assert work._watchdog._process.poll() is not None
+
+
 def test_all_its_processes_end_with_it(groups, tmp_path):
     script = f"setsid sleep 60 & echo $! > {tmp_path}/child; sleep 60"
     work = Background(Work(command=("sh", "-c", script), name="family"))
@@ -187,13 +263,18 @@ def test_an_owner_that_is_killed_leaves_nothing_behind(published):
 
 
 def test_what_even_the_watchdog_left_is_found_by_the_next(published):
-    dead = "plait-background-1-1-0123abcd"
     alive = leftover.new_label()
+    *_, namespace, _, _, _ = alive.split("-")
+    dead = f"plait-background-{namespace}-1-1-0123abcd"
+    elsewhere = "plait-background-1-1-1-0123abcd"  # in another pid namespace: who knows
     (published / dead).mkdir(parents=True)
     (published / alive).mkdir()
+    (published / elsewhere).mkdir()
     folders = [tree.parent / dead for tree in find_trees()]
     for folder in folders:
         folder.mkdir()
     assert dead in leftover.clean()
     assert not any(folder.exists() for folder in [published / dead, *folders])
     assert (published / alive).exists()
+    assert (published / elsewhere).exists()
+    assert leftover.owner_lives(elsewhere) is None

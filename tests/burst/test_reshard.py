@@ -17,13 +17,12 @@ CUT = "the cut from 'a' to 'b'"
 
 
 def batch(rows, seed):
-    """Values at a cut: two layouts, a batch that is not first, heads in rows, numbers, a shared one."""
+    """Values at a cut: two layouts, a batch that is not first, numbers, a shared one."""
     draw = torch.Generator().manual_seed(seed)
     values = {
         "plain": torch.randn(rows, 3, 2, generator=draw, dtype=torch.float64),
         "channels": torch.randn(rows, 3, 4, 2, generator=draw).to(memory_format=torch.channels_last),
         "second": torch.randn(5, rows, 2, generator=draw),
-        "heads": torch.randn(2 * rows, 3, generator=draw),
         "numbers": torch.arange(rows),
         "shared": torch.randn(4, 2, generator=draw),
     }
@@ -31,7 +30,6 @@ def batch(rows, seed):
         "plain": Value("plain", "float64", 8, ((1, 0), (0, 3), (0, 2)), True),
         "channels": Value("channels", "float32", 4, ((1, 0), (0, 3), (0, 4), (0, 2)), True),
         "second": Value("second", "float32", 4, ((0, 5), (1, 0), (0, 2)), True),
-        "heads": Value("heads", "float32", 4, ((2, 0), (0, 3)), True),
         "numbers": Value("numbers", "int64", 8, ((1, 0),), False),
         "shared": Value("shared", "float32", 4, ((0, 4), (0, 2)), True),
     }
@@ -107,6 +105,12 @@ def test_values_that_have_no_rows_are_refused():
         Form.of("n", 3, 3, None, cut=CUT)
     with pytest.raises(UsageError, match="not by 2 rows"):
         Form.of("s", square, 2, None, cut=CUT)
+    # Several entries for each row: whether those of one row lie together cannot be told from the size.
+    pairs = torch.zeros(4, 3)
+    with pytest.raises(UsageError, match=r"'p' of \(2b \+ 0\) x 3 for b rows cannot be cut"):
+        Form.of("p", pairs, 2, Value("p", "float32", 4, ((2, 0), (0, 3)), True), cut=CUT)
+    with pytest.raises(UsageError, match="not by 2 rows"):
+        Form.of("p", pairs, 2, None, cut=CUT)
 
 
 def test_a_tensor_of_another_shape_is_refused():

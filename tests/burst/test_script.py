@@ -43,6 +43,42 @@ def test_any_script_with_an_optimizer(published):
     assert not published.exists()
 
 
+BURST = """
+import torch
+from plait.burst.diary import Diary
+from plait.burst.phases import default_directory, publishing
+model = torch.nn.Linear(4, 4)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+def update():
+    model(torch.ones(2, 4)).sum().backward()
+    optimizer.step()
+    (path,) = publishing(default_directory(), "foreground")
+    return path
+
+plain = update()
+diary = Diary(0, None)
+same = [update() == diary._publisher.path for _ in range(2)]
+diary.close()
+print(same, update() == plain)
+"""
+
+
+def test_a_burst_parallel_model_is_not_published_twice(published):
+    environment = {**os.environ, "PLAIT_PUBLISH": "foreground"}
+    done = subprocess.run(
+        [sys.executable, "-c", BURST],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=environment,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "[True, True] False\n"
+    assert not published.exists()
+
+
 def train():
     """A rank: what it publishes, phase by phase."""
     from plait.burst.script import install

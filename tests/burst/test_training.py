@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from plait import reference
+from plait import Chain, checkpoint, reference
 from plait.burst import BurstPlan
 from plait.burst.training import train
 from plait.errors import FileError, NonfiniteError, UsageError
@@ -21,6 +21,12 @@ def model():
     return nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 5))
 
 
+def half_frozen():
+    whole = model()
+    whole[0].requires_grad_(False)
+    return whole
+
+
 def data(seed, rows=40):
     draw = torch.Generator().manual_seed(seed)
     x = torch.randn(rows, 6, generator=draw)
@@ -31,6 +37,24 @@ def data(seed, rows=40):
 
 def adam(parameters):
     return torch.optim.AdamW(parameters, lr=0.05)
+
+
+def by_place(parameters):
+    """Rates that go by a parameter's place among all, which no rank but the first can tell by itself."""
+    rates = [{"params": [p], "lr": 0.1 / (2 + place)} for place, (_, p) in enumerate(parameters)]
+    return torch.optim.SGD(rates)
+
+
+class Spare(nn.Module):
+    """Dropout, and a parameter that nothing uses."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(6, 8), nn.Dropout(0.5), nn.Linear(8, 5))
+        self.spare = nn.Linear(2, 2)
+
+    def forward(self, x):
+        return self.layers(x)
 
 
 def slower(optimizer):
@@ -51,6 +75,10 @@ JOB = Job(  # by the path of the file, which is the same in every process
     precision="fp64",
     evaluation=Evaluation(data=f"{__file__}:data", every=3, metrics={"accuracy": "plait.losses:accuracy"}),
 )
+
+
+FROZEN = dataclasses.replace(JOB, model=f"{__file__}:half_frozen", evaluation=None)
+PLACED = dataclasses.replace(JOB, optimizer=f"{__file__}:by_place", evaluation=None)
 
 
 def plan_of(*widths, batch=7):
@@ -75,13 +103,16 @@ def runs(folder):
     train(JOB, plan_of(1, 3, 2), directory=f"{folder}/parts", stop_after=2)
     found.append(summary(train(JOB, plan_of(3, 1, 1), directory=f"{folder}/parts", resume=True)))
     found.append(summary(train(JOB, plan_of(2, 2, 2), resume=f"{folder}/plain")))
-    return found
+    return found, train(PLACED, plan_of(1, 3, 2)).losses, train(FROZEN, plan_of(3, 1, 1)).losses
 
 
 def test_a_job_is_trained_as_plainly(ranks, tmp_path):
     reference.train(JOB, directory=tmp_path / "plain", stop_after=3)
     expected = reference.train(JOB)
-    for rank, found in enumerate(ranks(3, runs, str(tmp_path))):
+    by_places, beginning_frozen = reference.train(PLACED).losses, reference.train(FROZEN).losses
+    for rank, (found, placed, frozen) in enumerate(ranks(3, runs, str(tmp_path))):
+        assert placed == pytest.approx(by_places, abs=CLOSE)
+        assert frozen == pytest.approx(beginning_frozen, abs=CLOSE)
         for one in found:
             assert one["finished"]
             assert one["losses"] == pytest.approx(expected.losses, abs=CLOSE)
@@ -102,6 +133,17 @@ def test_a_job_is_trained_as_plainly(ranks, tmp_path):
     again = reference.train(dataclasses.replace(JOB, steps=8), resume=tmp_path / "parts")
     assert again.losses[:6] == pytest.approx(expected.losses, abs=CLOSE)
     assert again.finished
+
+
+def test_dropout_in_micro_batches_and_a_parameter_without_use():
+    job = dataclasses.replace(JOB, model=f"{__file__}:Spare", evaluation=None, steps=3)
+    blocks = [block.name for block in Chain.of_job(dataclasses.replace(job, precision="fp32"))]
+    expected = reference.train(job)
+    found = train(job, BurstPlan.of(blocks, [1] * len(blocks), batch=7))
+    assert found.losses == pytest.approx(expected.losses, abs=CLOSE)
+    for name, parameter in expected.model.named_parameters():
+        assert (found.model.get_parameter(name) - parameter).abs().max() < CLOSE
+    assert len(found.optimizer["param_groups"][0]["params"]) == 6
 
 
 def broken(output, batch):
@@ -126,3 +168,8 @@ def test_what_cannot_be_is_refused(tmp_path):
     reference.train(JOB, directory=tmp_path, stop_after=1)
     with pytest.raises(FileError, match="of another job: its seed is 0"):
         train(dataclasses.replace(JOB, seed=1), plan_of(1, 1, 1), resume=tmp_path)
+    state = checkpoint.load(tmp_path / checkpoint.NAME, device="cpu")
+    del state["model"]["0.weight"]
+    checkpoint.save(tmp_path / checkpoint.NAME, state)
+    with pytest.raises(FileError, match=r"does not fit what the job builds now: .*Missing key"):
+        train(JOB, plan_of(1, 1, 1), resume=tmp_path)

@@ -96,6 +96,9 @@ def test_a_pipeline(profile, tmp_path):
     options = (profile, "--strategy", "pipeline", "--devices", 2, "--batch", 32, "--out", out)
     assert "stage" in run(*options).stdout
     assert json.loads(run(*options, "--json").stdout)["plan"] == PipelinePlan.load(out).to_json()
+    far = (profile, "--strategy", "pipeline", "--devices", 2, "--batch", 3200)
+    assert "lies beyond the measured" in run(*far).stdout
+    assert "lies beyond the measured" in json.loads(run(*far, "--json").stdout)["remarks"][0]
 
 
 @pytest.mark.parametrize(
@@ -105,6 +108,8 @@ def test_a_pipeline(profile, tmp_path):
         (["--limit", "0.5"], UsageError, "limit of 0.5.*works: 1"),
         (["--widths", "1,two"], UsageError, "'1,two' is no list of widths"),
         (["--deadline", "soon"], UsageError, "'soon' is not a duration.*--deadline"),
+        (["--deadline", "1us"], UsageError, r"the fastest takes.*--deadline\); works: [0-9.e+]+ms"),
+        (["--strategy", "pipeline", "--limit", "2"], UsageError, "--limit is for burst"),
         (["--bandwidth", "1parsec"], UsageError, "no unit of rate"),
         (["--memory", "1KiB"], UsageError, "no plan fits"),
         (["--out", "/nowhere/plan.json"], FileError, "/nowhere/plan.json cannot be written"),

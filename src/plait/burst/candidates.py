@@ -6,7 +6,7 @@ Because the row does not depend on the number of devices, all that can be planne
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from plait.errors import UsageError
 from plait.units import parse_whole
@@ -31,6 +31,8 @@ def candidates(blocks: int, devices: int, batch: int) -> tuple[int, ...]:
 
 def checked(widths: Sequence[int], devices: int, batch: int) -> tuple[int, ...]:
     """Widths that a user gave, sorted; those beyond the devices or the rows are left out."""
+    if not isinstance(widths, Iterable) or isinstance(widths, str):
+        raise UsageError(f"widths is {widths!r}", setting="widths", works="[1, 2, 4]")
     given = sorted({parse_whole(width, setting="widths") for width in widths})
     found = tuple(width for width in given if width <= min(devices, batch))
     if not found:

@@ -159,9 +159,10 @@ class Group:
         return [str(folder / "cgroup.procs") for _, folder in self._folders]
 
     def processes(self) -> list[int]:
-        """What runs in it."""
-        found = {int(pid) for _, folder in self._folders for pid in _read(folder / "cgroup.procs").split()}
-        return sorted(found)
+        """What runs in it, and in groups that it made within."""
+        return sorted(
+            {pid for _, folder in self._folders for each in _bottom_up(folder) for pid in _pids(each)}
+        )
 
     def freeze(self, frozen: bool) -> None:
         """Pause everything in it, or let it go on."""
@@ -204,14 +205,14 @@ class Group:
 
 
 def remove_folders(folders: Iterable[Path]) -> None:
-    """Kill what runs in these groups and remove them; those that are gone already are fine."""
-    left = [folder for folder in folders if folder.is_dir()]
+    """Kill what runs in these groups and in those within, and remove all; those that are gone are fine."""
+    given = list(folders)
     deadline = time.monotonic() + _REMOVE_SECONDS
-    while left:
+    while left := [each for folder in given for each in _bottom_up(folder)]:
         for folder in left:
-            for pid in _read(folder / "cgroup.procs").split():
+            for pid in _pids(folder):
                 with suppress(ProcessLookupError):
-                    os.kill(int(pid), signal.SIGKILL)
+                    os.kill(pid, signal.SIGKILL)
         for folder in left:
             for file, word in (("freezer.state", "THAWED"), ("cgroup.freeze", "0")):
                 if (folder / file).exists():
@@ -225,9 +226,18 @@ def remove_folders(folders: Iterable[Path]) -> None:
                 # A killed process leaves its group only when the kernel has torn it down.
                 if error.errno != errno.EBUSY or time.monotonic() > deadline:
                     raise WorkerError(f"the group {folder} cannot be removed: {error.strerror}") from error
-        left = [folder for folder in left if folder.is_dir()]
-        if left:
+        if any(folder.is_dir() for folder in given):
             time.sleep(0.005)
+
+
+def _bottom_up(folder: Path) -> list[Path]:
+    """A group after those within it; none where it is gone."""
+    return [Path(place) for place, _, _ in os.walk(folder, topdown=False)]
+
+
+def _pids(folder: Path) -> list[int]:
+    """The processes of a group; one that this pid namespace does not know shows as 0, which is no number."""
+    return [int(word) for word in _read(folder / "cgroup.procs").split() if word != "0"]
 
 
 def _freezer(tree: Tree) -> str:

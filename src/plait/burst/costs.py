@@ -37,6 +37,7 @@ from plait.burst.live import cut_bytes, sharers
 from plait.burst.network import Network
 from plait.burst.rows import shares
 from plait.collective import Collective, ring_ms
+from plait.errors import UsageError
 from plait.profile import Profile
 
 Floats = NDArray[np.float64]
@@ -84,6 +85,11 @@ class Costs:
             for size in {block.parameter_bytes for block in blocks}
         }
         self.sync = np.array([synced[block.parameter_bytes] for block in blocks])
+        wrong = self.sync[~((self.sync >= 0) & np.isfinite(self.sync))]
+        if collective is not None and len(wrong):
+            raise UsageError(
+                f"the collective estimates {wrong[0]} ms", setting="collective", works="0 or more, and finite"
+            )
         self.cut_bytes = np.array(cut_bytes(profile), dtype=np.float64)
         self.sharers = sharers(profile)
 

@@ -221,7 +221,10 @@ class Crew:
             self._fail(f"{who}: {said}", "ranks", "see the log of that rank")
 
     def close(self) -> None:
-        """End the threads: one that came back from gloo while Python shuts down would abort the process."""
+        """End the threads, then the groups.
+
+        A thread that came back from gloo while Python shuts down would abort the process.
+        """
         threads = [lane.thread for lane in self._lanes]
         for lane in self._lanes:
             lane.close()
@@ -236,6 +239,12 @@ class Crew:
                         work: Any = dist.irecv(torch.empty(1), (self.rank + 1) % width, group=group)
                         work.wait(timedelta(milliseconds=1))
             _ended(threads, _SOON_S)
+        elif self._failure is None and dist.is_available() and dist.is_initialized():
+            # Each group is a mesh of sockets and threads. After a failure they are left to the process's end.
+            for group in self._groups.values():
+                with suppress(RuntimeError, ValueError):  # who ended the process group has ended it, too
+                    dist.destroy_process_group(group)
+            self._groups.clear()
 
     def lost(self, errand: Errand, error: BaseException) -> None:
         """Something that others were needed for has failed: tell all why."""

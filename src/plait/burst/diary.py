@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Literal
 
+from plait.burst import script
 from plait.burst.phases import Phase, Publisher
 from plait.timeline import Timeline
 
@@ -60,6 +61,7 @@ class Diary:
         self.idle = False
         """Whether this rank, if it waits now, waits for blocks that run elsewhere."""
         self._rank, self._timeline = rank, timeline
+        script.leave_to(self)
         self._publisher = Publisher(device=rank)
         self._now = StepRecord(0, time.perf_counter_ns())
         self._waits_since_ns = 0
@@ -108,3 +110,4 @@ class Diary:
     def close(self) -> None:
         """Publish no more."""
         self._publisher.close()
+        script.take_back_from(self)

@@ -26,8 +26,8 @@ class Form:
     """Without the ``torch.`` before it."""
     order: tuple[int, ...]
     """The value's dimensions as they lie in memory; of a batched one, the batch first."""
-    per_sample: int
-    """Entries of the first of them for each row of the batch; 0 for a value that all rows share."""
+    batched: bool
+    """Whether the first of them has an entry for each row of the batch; else all rows share the value."""
     shape: tuple[int, ...]
     """Sizes in that order, without the batch."""
     differentiable: bool
@@ -44,7 +44,7 @@ class Form:
                 setting="widths",
                 works=_WHOLE.format(cut=cut),
             )
-        batch, per_sample = _batch_dimension(name, tensor, rows, value, cut)
+        batch = _batch_dimension(name, tensor, rows, value, cut)
         rest = [place for place in range(tensor.ndim) if place != batch]
         strides = tensor.stride()
         rest.sort(key=lambda place: -strides[place])  # stable: ties stay as they are
@@ -52,7 +52,7 @@ class Form:
             name=name,
             dtype=str(tensor.dtype).removeprefix("torch."),
             order=tuple(rest) if batch is None else (batch, *rest),
-            per_sample=per_sample,
+            batched=batch is not None,
             shape=tuple(tensor.shape[place] for place in rest),
             differentiable=tensor.requires_grad,
         )
@@ -68,14 +68,12 @@ class Form:
 
     def empty(self, rows: int, device: torch.device) -> torch.Tensor:
         """Room for so many rows, packed."""
-        batched = (rows * self.per_sample,) if self.per_sample else ()
-        return torch.empty((*batched, *self.shape), dtype=getattr(torch, self.dtype), device=device)
+        return torch.empty(self._shape(rows), dtype=getattr(torch, self.dtype), device=device)
 
     def pack(self, tensor: torch.Tensor, rows: int) -> torch.Tensor:
         """The tensor's numbers without gaps, the batch first."""
         packed = tensor.detach().permute(self.order)
-        batched = (rows * self.per_sample,) if self.per_sample else ()
-        wanted = ((*batched, *self.shape), getattr(torch, self.dtype))
+        wanted = (self._shape(rows), getattr(torch, self.dtype))
         if (tuple(packed.shape), packed.dtype) != wanted:
             raise UsageError(
                 f"value {self.name!r} has shape {tuple(packed.shape)} of {packed.dtype} on this rank, where "
@@ -90,29 +88,34 @@ class Form:
         back = [self.order.index(place) for place in range(len(self.order))]
         return packed.permute(back)
 
+    def _shape(self, rows: int) -> tuple[int, ...]:
+        return (rows, *self.shape) if self.batched else self.shape
 
-def _batch_dimension(
-    name: str, tensor: torch.Tensor, rows: int, value: Value | None, cut: str
-) -> tuple[int | None, int]:
-    """Which dimension grows with the batch, and by how many entries a row; (None, 0) for none."""
+
+def _batch_dimension(name: str, tensor: torch.Tensor, rows: int, value: Value | None, cut: str) -> int | None:
+    """Which dimension has an entry for each row of the batch; None for a value that all rows share.
+
+    One with several for each row is refused: it may have them row by row, as ``x.flatten(0, 1)`` does, or all
+    rows again and again, as ``torch.cat([x, y])`` does, and sizes alone do not tell.
+    """
     if value is None:  # a chain made without example inputs: the batch is the first dimension
-        if tensor.ndim == 0 or tensor.shape[0] % rows:
+        if tensor.ndim == 0 or tensor.shape[0] != rows:
             raise UsageError(
                 f"value {name!r} has shape {tuple(tensor.shape)}, which is not by {rows} rows, and crosses "
                 f"{cut}",
                 setting="example_inputs",
                 works="Chain.of(blocks, example_inputs), so that sizes are known",
             )
-        return 0, tensor.shape[0] // rows
+        return 0
     growing = [(place, size) for place, size in enumerate(value.dimensions) if size[0]]
     if not growing:
-        return None, 0
+        return None
     ((place, (per_sample, constant)), *others) = growing
-    if others or constant:
+    if others or constant or per_sample != 1:
         sizes = " x ".join(f"({a}b + {c})" if a else str(c) for a, c in value.dimensions)
         raise UsageError(
             f"value {name!r} of {sizes} for b rows cannot be cut into rows, and it crosses {cut}",
             setting="widths",
             works=_WHOLE.format(cut=cut),
         )
-    return place, per_sample
+    return place

@@ -103,7 +103,7 @@ class Frontier:
         nothing else than this job, alone. Per millisecond of a step of s, on G devices with device time d,
         one device's step taking t:  t / s + background_value * (G - d / s).
         """
-        if not background_value >= 0:
+        if not 0 <= background_value < math.inf:
             raise UsageError(
                 f"background work of value {background_value}", setting="background_value", works="0 to 1"
             )

@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from plait.job import Job
     from plait.timeline import Timeline
 
+_COMMON = {"max_slowdown", "outlive", "timeline", "control"}
+"""Settings of all works together."""
+
 
 class Handle:
     """One piece of background work, as its owner sees it; leaving the block ends it."""
@@ -49,16 +52,25 @@ class Handle:
         return self._multiplexer.report(self._work)
 
     def add(self, command_or_job: Sequence[str] | Job, **settings: object) -> Handle:
-        """Start another work under the same bound; the settings are those of :func:`background`."""
+        """Start another work under the same bound; the settings are those of :func:`background`.
+
+        Those of the bound itself (``max_slowdown``, ``outlive``, ``timeline``, ``control``) were given there.
+        """
+        if common := sorted(_COMMON & set(settings)):
+            raise UsageError(
+                f"{common[0]} for a work that is added: there is one for all works together",
+                setting=common[0],
+                works=f"background(..., {common[0]}=...)",
+            )
         return _start(self._multiplexer, command_or_job, added=True, **settings)  # type: ignore[arg-type]
 
     def pause(self) -> None:
         """Pause it, and all that was added to it, whatever the foreground would bear."""
-        self._multiplexer.hold(True)
+        self._multiplexer.hold(True, only=self._work if self._added else None)
 
     def resume(self) -> None:
         """Let it run again, as far as the foreground bears it."""
-        self._multiplexer.hold(False)
+        self._multiplexer.hold(False, only=self._work if self._added else None)
 
     def wait(self, seconds: float | None = None) -> int | None:
         """Wait until it has ended by itself; its exit code, or None after so long."""
@@ -77,8 +89,7 @@ class Handle:
                 setting="directory",
                 works="background(job, directory='runs/second')",
             )
-        self._work.ask_to_end()
-        code = self._work.wait(seconds)
+        code = self._work.leave(seconds)
         if code not in (0, EXIT_MOVED):
             what = f"ended with {code}" if code is not None else f"has not ended within {seconds:g} s"
             raise WorkerError(f"the job {self._work.work.name!r} {what} on the way to a checkpoint")

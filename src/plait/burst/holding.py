@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable, Sequence
+from functools import reduce
+from typing import Any
 
 import torch
 from torch import nn
 
+from plait import deferred
 from plait.burst.sync import Trained
 from plait.chain import Chain
 from plait.errors import UsageError
+from plait.state import State
 
 IDLE = "plait.idle"
-"""The name of an empty parameter that a rank without blocks has, since no optimizer is made from nothing."""
+"""The name of an empty parameter that a rank has which trains none: no optimizer is made from nothing."""
 
 
 class Holding:
@@ -27,8 +32,9 @@ class Holding:
             for name in block.state_names:
                 if name in self._users:
                     self._users[name].append(place)
-        self._idle = nn.Parameter(torch.empty(0, device=device))
+        self._idle = nn.Parameter(torch.empty(0, 0, device=device))  # a matrix, as Muon wants
         self.parameters: dict[str, nn.Parameter] = {}
+        self._trained: set[str] = set()
 
     def widths(self, widths: Sequence[int]) -> dict[str, int]:
         """How many ranks hold each parameter: as many as run the widest block that uses it.
@@ -48,6 +54,29 @@ class Holding:
             if shape.requires_grad and self._users[name]
         ]
 
+    def facts(self, widths: Sequence[int]) -> dict[str, Any]:
+        """What of it must be the same on all ranks, in short."""
+        trained = self.trained(widths)
+        digest = hashlib.blake2b(repr(trained).encode(), digest_size=8).hexdigest()
+        return {"trained parameters": {"count": len(trained), "digest of names and sizes": digest}}
+
+    def check(self) -> None:
+        """Refuse parameters that were frozen, or are trained, since it was settled whose gradients move."""
+        for name, parameter in self.parameters.items():
+            if parameter.requires_grad != (name in self._trained):
+                then, now = ("trained", "frozen") if name in self._trained else ("frozen", "trained")
+                raise UsageError(
+                    f"parameter {name!r} was {then} when the plan was taken up, and is {now} now",
+                    setting="requires_grad",
+                    works="requires_grad_() on every rank's model, before BurstParallel is made",
+                )
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of the norm of all gradients: all trained parameters' together, the same on every rank."""
+        some = [shape.dtype for shape in self._shapes.values() if shape.requires_grad]
+        return reduce(torch.promote_types, some or [torch.get_default_dtype()])
+
     def take(self, widths: Sequence[int], rank: int) -> None:
         """Hold what a plan gives this rank, and let go of the rest; new parameters have no values yet.
 
@@ -57,6 +86,8 @@ class Holding:
         mine = [name for name, width in self.widths(widths).items() if rank < width]
         if first:
             self._create([place for place, width in enumerate(widths) if rank < width])
+            if rank == 0:
+                self._create_unused()
             self._shapes = dict(self._chain.named_parameters())
         found: dict[str, nn.Parameter] = {}
         for name in mine:
@@ -66,9 +97,10 @@ class Holding:
             elif first and not shape.is_meta:
                 found[name] = shape
             else:
-                made = torch.empty(shape.shape, dtype=shape.dtype, device=self._device)
+                made = torch.empty_like(shape, device=self._device)
                 found[name] = nn.Parameter(made, shape.requires_grad)
         self.parameters = {name: found[name] for name in self._order if name in found}
+        self._trained = {name for name, parameter in found.items() if parameter.requires_grad}
         if rank:  # the first rank's chain stays whole
             for place, width in enumerate(widths):
                 if rank >= width:
@@ -78,20 +110,32 @@ class Holding:
     def _create(self, places: Iterable[int]) -> None:
         for place in places:
             absent = [n for n in self._chain[place].state_names if self._chain[place].state(n).is_meta]
-            if absent and self._seed is None:
-                raise UsageError(
-                    f"block {self._chain[place].name!r} does not exist yet: its {absent[0]!r} is on the meta "
-                    "device",
-                    setting="seed",
-                    works="seed=0, from which every rank creates the blocks that it runs",
-                )
             if absent:
-                assert self._seed is not None
-                self._chain.create(place, seed=self._seed, device=self._device)
+                seed = self._needed_seed(f"block {self._chain[place].name!r}", absent[0])
+                self._chain.create(place, seed=seed, device=self._device)
+
+    def _create_unused(self) -> None:
+        """Those that no block uses: the optimizer and checkpoints have them all the same."""
+        absent = [name for name, users in self._users.items() if not users and self._shapes[name].is_meta]
+        if absent:
+            model, seed = self._chain.model, self._needed_seed("the model", absent[0])
+            made = deferred.create(model, absent, seed=seed, device=self._device)
+            State(model).fill(absent, made, self._device)
+
+    def _needed_seed(self, whose: str, absent: str) -> int:
+        if self._seed is None:
+            raise UsageError(
+                f"{whose} does not exist yet: its {absent!r} is on the meta device",
+                setting="seed",
+                works="seed=0, from which every rank creates the blocks that it runs",
+            )
+        return self._seed
 
     def named(self) -> list[tuple[str, nn.Parameter]]:
-        """What an optimizer is made from."""
-        return list(self.parameters.items()) or [(IDLE, self._idle)]
+        """What an optimizer is made from; of a model that is frozen as a whole, nothing that is trained."""
+        some = list(self.parameters.items())
+        whole = 0 < len(some) == len(self._order)
+        return some if self._trained or whole else [*some, (IDLE, self._idle)]
 
     def state(self, place: int) -> dict[str, torch.Tensor]:
         """The tensors that a block runs with."""

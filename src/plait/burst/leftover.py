@@ -1,8 +1,9 @@
 """What background work leaves behind when whoever ran it is killed: found by name, and removed.
 
 Groups, folders and processes carry a label with the number and the start of the process that owns them, so
-that anybody can tell whether it still runs. A small process per owner waits for its death and then cleans
-up; should that be killed too, the next background work does it.
+that anybody can tell whether it still runs; and with its pid namespace, for only there can they. A small
+process per owner waits for its death and then cleans up; should that be killed too, the next background work
+in that namespace does it.
 """
 
 from __future__ import annotations
@@ -20,24 +21,27 @@ from contextlib import suppress
 from pathlib import Path
 
 from plait.burst.cgroup import find_trees, remove_folders
-from plait.burst.phases import default_directory, start_ticks
+from plait.burst.phases import default_directory, pid_namespace, start_ticks
 
 VARIABLE = "PLAIT_BACKGROUND"
 """Marks a process as somebody's background work; its value is the label."""
-_LABEL = re.compile(r"plait-background-(\d+)-(\d+)-[0-9a-f]{8}")
+_LABEL = re.compile(r"plait-background-(\d+)-(\d+)-(\d+)-[0-9a-f]{8}")
+"""Namespace, number and start of the owner."""
 _KILL_SECONDS = 5.0
 
 
 def new_label() -> str:
     """A name for something that this process owns."""
     pid = os.getpid()
-    return f"plait-background-{pid}-{start_ticks(pid)}-{secrets.token_hex(4)}"
+    return f"plait-background-{pid_namespace()}-{pid}-{start_ticks(pid)}-{secrets.token_hex(4)}"
 
 
-def owner_lives(label: str) -> bool:
-    """Whether the process that a label names still runs."""
+def owner_lives(label: str) -> bool | None:
+    """Whether the process that a label names still runs; None where that cannot be told from here."""
     match = _LABEL.fullmatch(label)
-    return match is not None and start_ticks(int(match[1])) == int(match[2])
+    if match is None or int(match[1]) != pid_namespace():
+        return None
+    return start_ticks(int(match[2])) == int(match[3])
 
 
 def members(label: str) -> list[int]:
@@ -72,7 +76,7 @@ def clean() -> list[str]:
     """Remove what belongs to owners that are gone, and return the labels."""
     places = [default_directory(), *(tree.parent for tree in find_trees())]
     names = {name for place in places if place.is_dir() for name in os.listdir(place)}
-    dead = sorted(name for name in names if _LABEL.fullmatch(name) and not owner_lives(name))
+    dead = sorted(name for name in names if owner_lives(name) is False)
     for label in dead:
         remove(label)
     return dead
@@ -106,7 +110,7 @@ def watch(label: str) -> None:
     match = _LABEL.fullmatch(label)
     assert match is not None, f"{label!r} is not a label"
     with suppress(ProcessLookupError):
-        owner = os.pidfd_open(int(match[1]))
+        owner = os.pidfd_open(int(match[2]))
         if owner_lives(label):  # the number may have passed to another process meanwhile
             select.select([owner], [], [])
     remove(label)

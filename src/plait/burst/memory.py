@@ -26,13 +26,13 @@ class Memory:
     def __init__(self, costs: Costs, limits: Sequence[float]) -> None:
         self.costs, self.given = costs, limits
         blocks, widths = costs.profile.blocks, costs.widths.tolist()
-        self.static = np.array([2 * block.parameter_bytes + block.optimizer_bytes for block in blocks])
+        self.static = np.array([float(2 * block.parameter_bytes + block.optimizer_bytes) for block in blocks])
         most = min(len(limits), max(widths))
         lowest = np.minimum.accumulate(np.array(limits[:most]))
         ranks = [rank for rank in range(most) if rank == 0 or lowest[rank] < lowest[rank - 1]]
-        saved = np.array([block.saved_bytes_per_sample for block in blocks])
-        base = np.array([block.transient_bytes for block in blocks])
-        each = np.array([block.transient_bytes_per_sample for block in blocks])
+        saved = np.array([float(block.saved_bytes_per_sample) for block in blocks])
+        base = np.array([float(block.transient_bytes) for block in blocks])
+        each = np.array([float(block.transient_bytes_per_sample) for block in blocks])
         rows = np.array(
             [[(*shares(costs.batch, width), *[0] * most)[rank] for width in widths] for rank in ranks]
         )

@@ -143,6 +143,8 @@ class Multiplexer:
         self._looked_ns = time.monotonic_ns()
         self._scanned_s = 0.0
         self._held = False
+        self._held_alone: set[str] = set()
+        """Labels of works that are paused by hand, apart from the others."""
         self._lock = threading.Lock()
         self._stopping = threading.Event()
         self._error: BaseException | None = None
@@ -164,10 +166,15 @@ class Multiplexer:
                 self._thread.start()
         return started
 
-    def hold(self, held: bool) -> None:
-        """Pause all works until further notice, or let them run again as far as the foreground bears it."""
+    def hold(self, held: bool, *, only: Background | None = None) -> None:
+        """Pause all works, or one, until further notice; or let them run as far as the foreground allows."""
         with self._lock:
-            self._held = held
+            if only is None:
+                self._held = held
+            elif held:
+                self._held_alone.add(only.label)
+            else:
+                self._held_alone.discard(only.label)
             self._look()
 
     def stop(self, grace_seconds: float = 3.0) -> None:
@@ -175,11 +182,22 @@ class Multiplexer:
         self._stopping.set()
         if self._thread.is_alive() and threading.current_thread() is not self._thread:
             self._thread.join()
-        for work in self._works.values():
-            work.end(grace_seconds)
+        left = self._end_all(grace_seconds)
         if self._error is not None:
             error, self._error = self._error, None
             raise WorkerError(f"background work was ended: {error}") from error
+        if left is not None:
+            raise left
+
+    def _end_all(self, grace_seconds: float = 3.0) -> Exception | None:
+        """End every work, though one of them cannot be; why the first of those could not."""
+        errors = []
+        for work in list(self._works.values()):
+            try:
+                work.end(grace_seconds)
+            except Exception as error:
+                errors.append(error)
+        return errors[0] if errors else None
 
     def report(self, work: Background) -> Report:
         """How one of the works and the foreground get along."""
@@ -218,8 +236,7 @@ class Multiplexer:
                 self._rest(seconds)
         except BaseException as error:  # nobody holds the works back any more, so they end
             self._error = error
-            for work in self._works.values():
-                work.end()
+            self._end_all()
 
     def _look(self) -> float:
         """Read what the foreground did, decide, and pause or resume; how long to rest at most."""
@@ -242,8 +259,8 @@ class Multiplexer:
             place = now_s % _SLICE_SECONDS
             runs = place < share * _SLICE_SECONDS
             rest_s = (share * _SLICE_SECONDS if runs else _SLICE_SECONDS) - place
-        for work in self._works.values():
-            work.resume() if runs else work.pause()
+        for label, work in self._works.items():
+            work.resume() if runs and label not in self._held_alone else work.pause()
         return rest_s
 
     def _scan(self) -> None:
@@ -260,8 +277,7 @@ class Multiplexer:
         for work in self._works.values():
             work.keep_back()
         if self._ended and not self._foregrounds and not self._outlive:
-            for work in self._works.values():
-                work.end()
+            self._error = self._end_all()
             self._stopping.set()
 
     def _count(self) -> None:
@@ -275,7 +291,7 @@ class Multiplexer:
                 continue
             self._seen[label] = (work.seconds(), work.steps())
             used, made = self._seen[label][0] - seconds, self._seen[label][1] - steps
-            if self._held:
+            if self._held or label in self._held_alone:
                 continue
             if any(each.makes_steps for each in self._foregrounds.values()):
                 account.seconds += passed_s

@@ -10,7 +10,8 @@ between processes, and whoever reads cannot delay whoever writes.
     then           the last 1024 phases: since when, which
 
 Times are nanoseconds of CLOCK_MONOTONIC, which all processes of a machine share. A file of a process that
-was killed stays; it carries the process's number and start, so that anyone can tell, and remove it.
+was killed stays; its name has the process's number and start, so that anyone can tell, and remove it: anyone
+in the same pid namespace, for shared memory may be that of several containers, and numbers are not.
 """
 
 from __future__ import annotations
@@ -89,6 +90,14 @@ def start_ticks(pid: int) -> int | None:
     except OSError:
         return None
     return None if fields[0] in "ZX" else int(fields[19])
+
+
+def pid_namespace() -> int:
+    """Where the numbers of processes that this one sees mean something; 0 where there are no namespaces."""
+    try:
+        return os.stat("/proc/self/ns/pid").st_ino
+    except OSError:
+        return 0
 
 
 class _Timespec(Structure):
@@ -181,7 +190,7 @@ class Publisher:
 
     def _open(self, directory: Path, role: Role, device: int) -> None:
         started = start_ticks(self._owner)
-        name = f"{role}-{self._owner}-{started}-{device}-{time.monotonic_ns()}"
+        name = f"{role}-{pid_namespace()}-{self._owner}-{started}-{device}-{time.monotonic_ns()}"
         for _ in range(3):  # whoever was the last may remove the folder meanwhile
             directory.mkdir(mode=0o700, parents=True, exist_ok=True)
             if directory.stat().st_uid != os.getuid():
@@ -195,7 +204,8 @@ class Publisher:
         else:
             return
         try:
-            os.truncate(descriptor, 8 * _WORDS)
+            # Not a file with holes: where memory is short, filling one later would kill the training.
+            os.posix_fallocate(descriptor, 0, 8 * _WORDS)
             shared = _Shared(descriptor)
             words = shared.words
             words[0], words[_PID], words[_STARTED], words[_DEVICE] = (
@@ -324,17 +334,20 @@ class Listener:
 
 
 def publishing(directory: Path, role: Role) -> Iterator[Path]:
-    """The files of processes that publish in a folder, and still run; those of dead ones are removed."""
+    """The files of processes that publish in a folder, and still run; those of dead ones are removed.
+
+    Those of another pid namespace are left alone: whether their processes run cannot be told from here.
+    """
     try:
         names = sorted(os.listdir(directory))
     except OSError:
         return
+    here = str(pid_namespace())
     for name in names:
-        kind, _, rest = name.partition("-")
-        parts = rest.split("-")
-        if kind != role or len(parts) < 2 or not (parts[0].isdecimal() and parts[1].isdecimal()):
+        parts = name.split("-")
+        if parts[:2] != [role, here] or len(parts) < 4 or not (parts[2].isdecimal() and parts[3].isdecimal()):
             continue
-        if start_ticks(int(parts[0])) == int(parts[1]):
+        if start_ticks(int(parts[2])) == int(parts[3]):
             yield directory / name
         else:
             with suppress(OSError):

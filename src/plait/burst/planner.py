@@ -10,7 +10,8 @@ The model of a step is in :mod:`plait.burst.costs`, the search in :mod:`plait.bu
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from numbers import Real
 from typing import Any
 
 import numpy as np
@@ -26,6 +27,9 @@ from plait.collective import Collective
 from plait.errors import UsageError
 from plait.profile import Profile
 from plait.units import parse_bytes, parse_whole
+
+MOST_DEVICES = 2**16
+"""Of each plan and device it is said how long it is idle: beyond, that takes more memory than it is worth."""
 
 
 def plan(
@@ -56,12 +60,17 @@ def plan(
     """
     devices = parse_whole(devices, setting="devices")
     batch = parse_whole(batch, setting="batch")
+    if devices > MOST_DEVICES:
+        raise UsageError(f"a plan for {devices} devices", setting="devices", works=f"1 to {MOST_DEVICES}")
     asked = {"limit": limit, "deadline_ms": deadline_ms, "background_value": background_value}
     choices = {name: figure for name, figure in asked.items() if figure is not None}
     if len(choices) > 1:
         raise UsageError(
             f"{' and '.join(choices)} are given", setting=next(iter(choices)), works="one of them"
         )
+    for name, figure in choices.items():
+        if not isinstance(figure, Real):
+            raise UsageError(f"{name} is {figure!r}, which is no number", setting=name, works="2.0")
     if limit is not None and not limit >= 1:
         raise UsageError(
             f"a limit of {limit} allows less device time than one device alone takes",
@@ -106,7 +115,7 @@ def _limits(memory: Any, devices: int) -> list[float]:
         return [np.inf] * devices
     if isinstance(memory, (str, int, float)):
         return [parse_bytes(memory, setting="memory")] * devices
-    given = [parse_bytes(one, setting="memory") for one in memory]
+    given = [parse_bytes(one, setting="memory") for one in memory] if isinstance(memory, Iterable) else []
     if len(given) != devices:
         raise UsageError(
             f"the memory of {len(given)} devices for {devices}",
@@ -136,6 +145,7 @@ def _idle(costs: Costs, places: Places, step_ms: Floats, devices: int) -> Floats
 
 def _remarks(profile: Profile, batch: int, plans: Sequence[BurstPlan]) -> tuple[str, ...]:
     """What the plans rest on that was not measured."""
-    sizes = {batch} | {-(-batch // width) for width in {width for plan in plans for width in plan.widths}}
+    widths = {width for plan in plans for width in plan.widths}
+    sizes = {batch} | {size for width in widths for size in (batch // width, -(-batch // width))}
     found = (profile.extrapolates(size) for size in (min(sizes), max(sizes)))
     return tuple(dict.fromkeys(remark for remark in found if remark is not None))

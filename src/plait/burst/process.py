@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
@@ -66,7 +67,7 @@ class Work:
 
 
 class Background:
-    """Background work under way, from its construction until ``end``."""
+    """Background work under way, from its construction until ``end``; any thread may call."""
 
     def __init__(self, work: Work) -> None:
         self.work = work
@@ -76,17 +77,21 @@ class Background:
         self.oom_kills = 0
         """How many of its processes were killed at its memory limit."""
         self._seconds = 0.0
-        self._members: list[int] = []
+        self._members: dict[int, int] = {}
+        """Its processes, each with its start: a number alone may have passed to somebody else."""
         self._looked_at = self._scanned_at = -_LOOK_SECONDS
         self._listeners: dict[Path, Listener] = {}
         self._steps = 0
         self._folder = default_directory() / self.label
+        self._lock = threading.RLock()
         with ExitStack() as stack:
-            stack.callback(leftover.remove, self.label)
             self._watchdog = leftover.Watchdog(self.label)
-            stack.callback(self._watchdog.end)
+            stack.callback(self._watchdog.end)  # the last to go
+            stack.callback(leftover.remove, self.label)
             self._folder.mkdir(mode=0o700, parents=True)
             self._group = Group(self.label, idle=work.idle, memory_bytes=work.memory_bytes)
+            self.protection = self._protection()
+            """How the foreground is protected from it."""
             self._process = self._start()
             self._open: ExitStack | None = stack.pop_all()
 
@@ -143,46 +148,64 @@ class Background:
         """Of its first process; None while that runs, negative where a signal ended it."""
         return self._process.poll()
 
-    @property
-    def protection(self) -> str:
-        """How the foreground is protected from it."""
+    def _protection(self) -> str:
         how = "cpu.idle group" if self._group.is_idle else "SCHED_IDLE in a session of the least weight"
         how = how if self.work.idle else "normal priority"
         return f"{how}, {'freezer' if self._group.can_freeze else 'SIGSTOP'}"
 
     def pause(self) -> None:
         """Stop all its processes where they are; they keep their memory. What was asked to end goes on."""
-        if not self.paused and not self._ending:
-            self.paused = True
-            self._stop_or_go(frozen=True)
+        with self._lock:
+            if not self.paused and not self._ending and self._open is not None:
+                self.paused = True
+                self._stop_or_go(frozen=True)
 
     def resume(self) -> None:
         """Let them go on."""
-        if self.paused:
-            self.paused = False
-            self._stop_or_go(frozen=False)
+        with self._lock:
+            if self.paused:
+                self.paused = False
+                self._stop_or_go(frozen=False)
 
     def _stop_or_go(self, *, frozen: bool) -> None:
         if self._group.can_freeze:
             self._group.freeze(frozen)
             return
-        self._look(at_once=not frozen)  # none may be left stopped; one that is new runs a moment longer
-        for pid in self._members:
+        # None may be left stopped. But to look for new ones at every pause would take the foreground's time;
+        # keep_back stops them.
+        self._look(at_once=not frozen)
+        self._signal(signal.SIGSTOP if frozen else signal.SIGCONT)
+
+    def _signal(self, number: signal.Signals) -> None:
+        for pid, started in self._members.items():
             with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGSTOP if frozen else signal.SIGCONT)
+                if start_ticks(pid) == started:
+                    os.kill(pid, number)
 
     def _look(self, *, at_once: bool = False) -> None:
         """Find the processes of the work; for machines without control groups."""
         now = time.monotonic()
         if at_once or now - self._looked_at >= _LOOK_SECONDS:
             self._looked_at = now
-            self._members = leftover.members(self.label)
+            found = ((pid, start_ticks(pid)) for pid in leftover.members(self.label))
+            self._members = {pid: started for pid, started in found if started is not None}
 
     def keep_back(self) -> None:
-        """Put processes back that stepped forward: a new session has a new autogroup, of full weight."""
-        if not self._must_have_session:
-            return
-        self._look()
+        """Put processes back that stepped forward; to be called twice a second, where no group holds them.
+
+        Some are new since a pause; some made a new session, which has a new autogroup, of full weight.
+        """
+        with self._lock:
+            if self._open is None:
+                return
+            if self.paused and not self._group.can_freeze:
+                self._look()
+                self._signal(signal.SIGSTOP)
+            if self._must_have_session:
+                self._look()
+                self._weigh_down()
+
+    def _weigh_down(self) -> None:
         for pid in self._members:
             with suppress(OSError):
                 path = Path(f"/proc/{pid}/autogroup")
@@ -193,32 +216,41 @@ class Background:
 
     def seconds(self) -> float:
         """Processor time used so far, by all its processes."""
-        counted = self._group.seconds() if self._open is not None else None
-        if counted is None and self._open is not None:
-            self._look()
-            counted = sum(_seconds_of(pid) for pid in self._members)
-        self._seconds = max(self._seconds, counted or 0.0)
-        return self._seconds
+        with self._lock:
+            counted = self._group.seconds() if self._open is not None else None
+            if counted is None and self._open is not None:
+                self._look()
+                counted = sum(_seconds_of(pid) for pid in self._members)
+            self._seconds = max(self._seconds, counted or 0.0)
+            return self._seconds
 
     def steps(self) -> int:
         """How many training steps it has made, where it says so: plait jobs and torch scripts do."""
         now = time.monotonic()
-        if now - self._scanned_at >= _LOOK_SECONDS:
-            self._scanned_at = now
-            for path in publishing(self._folder, "background"):
-                if path not in self._listeners:
-                    with suppress(OSError):
-                        self._listeners[path] = Listener(path)
-        # Several processes of one job make the same steps.
-        self._steps = max([self._steps, *(each.steps_ended for each in self._listeners.values())])
-        return self._steps
+        with self._lock:
+            if now - self._scanned_at >= _LOOK_SECONDS:
+                self._scanned_at = now
+                for path in publishing(self._folder, "background"):
+                    if path not in self._listeners:
+                        with suppress(OSError):
+                            self._listeners[path] = Listener(path)
+            # Several processes of one job make the same steps.
+            self._steps = max([self._steps, *(each.steps_ended for each in self._listeners.values())])
+            return self._steps
 
-    def ask_to_end(self) -> None:
-        """Tell it to end in its own time; a plait job saves a checkpoint first."""
-        self._ending = True
-        self.resume()
-        with suppress(ProcessLookupError):
-            os.kill(self._process.pid, signal.SIGTERM)
+    def leave(self, seconds: float | None) -> int | None:
+        """Have it end in its own time, unpaused; a plait job saves a checkpoint first.
+
+        Its exit code; None where it still runs after so long, and then it may be paused again.
+        """
+        with self._lock:
+            self._ending = True
+            self.resume()
+            self._process.send_signal(signal.SIGTERM)  # nothing where it has ended
+        try:
+            return self.wait(seconds)
+        finally:
+            self._ending = False
 
     def wait(self, seconds: float | None) -> int | None:
         """The exit code; None where it still runs after so long."""
@@ -232,14 +264,16 @@ class Background:
         if self._open is None:
             return
         if self.exit_code is None:
-            self.ask_to_end()
-            self.wait(grace_seconds)
-        self.seconds()
-        self.steps()
-        self.oom_kills = self._group.oom_kills()
-        self._group.kill()
-        stack, self._open = self._open, None
+            self.leave(grace_seconds)
+        with self._lock:
+            if self._open is None:  # another thread was faster
+                return
+            self.seconds()
+            self.steps()
+            self.oom_kills = self._group.oom_kills()
+            stack, self._open = self._open, None
         try:
+            self._group.kill()
             self._group.remove()
         finally:
             stack.close()

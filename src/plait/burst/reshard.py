@@ -163,20 +163,17 @@ class Passage:
         self._owners: list[Arriving] = []
         rank = self._post.rank
         for form in self._forms:
-            if rank < self._after and form.per_sample and self._wanted != self._held:
+            if rank < self._after and form.batched and self._wanted != self._held:
                 arriving = Arriving(form, form.empty(len(self._wanted), self._post.device))
                 self._arriving[form.name] = arriving
                 for move in self._moves:
                     if move.target == rank:
-                        place = slice(
-                            (move.start - self._wanted.start) * form.per_sample,
-                            (move.end - self._wanted.start) * form.per_sample,
-                        )
+                        place = slice(move.start - self._wanted.start, move.end - self._wanted.start)
                         self._ask(arriving, arriving.tensor[place], move.source)
-            elif not form.per_sample and not self._gradients and self._before <= rank < self._after:
+            elif not form.batched and not self._gradients and self._before <= rank < self._after:
                 self._arriving[form.name] = arriving = Arriving(form, form.empty(0, self._post.device))
                 self._ask(arriving, arriving.tensor, 0)
-            elif not form.per_sample and self._gradients and rank == 0:
+            elif not form.batched and self._gradients and rank == 0:
                 self._arriving[form.name] = arriving = Arriving(form, form.empty(0, self._post.device))
                 for other in range(self._after, self._before):
                     arriving.adds.append(form.empty(0, self._post.device))
@@ -203,13 +200,13 @@ class Passage:
             packed = form.empty(len(self._held), self._post.device).zero_()
         else:
             packed = form.pack(value, len(self._held))
-        if not form.per_sample:
+        if not form.batched:
             return self._give_shared(form, packed)
         out = []
         for move in self._moves:
             if move.source == rank:
                 begins, ends = move.start - self._held.start, move.end - self._held.start
-                out.append((packed[begins * form.per_sample : ends * form.per_sample], move.target))
+                out.append((packed[begins:ends], move.target))
         if rank < self._after and self._wanted == self._held:
             self._arriving[form.name] = Arriving(form, packed)
         elif rank < self._after:
@@ -221,10 +218,9 @@ class Passage:
         assert self._arriving is not None, "there is room"
         stays = range(max(self._held.start, self._wanted.start), min(self._held.stop, self._wanted.stop))
         if stays:
-            size, into = form.per_sample, self._arriving[form.name].tensor
-            to = slice((stays.start - self._wanted.start) * size, (stays.stop - self._wanted.start) * size)
-            of = slice((stays.start - self._held.start) * size, (stays.stop - self._held.start) * size)
-            into[to].copy_(packed[of])
+            to = slice(stays.start - self._wanted.start, stays.stop - self._wanted.start)
+            of = slice(stays.start - self._held.start, stays.stop - self._held.start)
+            self._arriving[form.name].tensor[to].copy_(packed[of])
 
     def _give_shared(self, form: Form, packed: torch.Tensor) -> list[tuple[torch.Tensor, int]]:
         rank = self._post.rank

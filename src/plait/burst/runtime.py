@@ -102,14 +102,14 @@ class BurstParallel:
         self._diary = Diary(self._crew.rank, timeline)
         self._crew.waiting = self._diary.waiting
         weakref.finalize(self, _end, self._crew, self._diary)
-        self._crew.meet({**terms.facts(plan), "batch_norm": batch_norm, "bf16": bf16})
+        self._holding = Holding(chain, self._crew.device, seed)
+        self._crew.meet({**self._facts(plan), "batch_norm": batch_norm, "bf16": bf16})
         self._signatures: dict[str, str] = {}
         self._plans = 0
         self._sync: GradientSync | None = None
         self._post = Post(self._crew)
         self._spread = Spread(self._crew)
         self._figures = Figures(self._crew)
-        self._holding = Holding(chain, self._crew.device, seed)
         self._adopt(plan)
         self._share_weights(self._holding.widths(plan.widths), range(len(chain)))
 
@@ -133,7 +133,7 @@ class BurstParallel:
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         """The parameters of the blocks that this rank runs, by the model's names; on rank 0, all.
 
-        A rank that runs none has one empty parameter, so that an optimizer can be made everywhere.
+        A rank that trains none has an empty one, too, so that an optimizer can be made everywhere.
         """
         return iter(self._holding.named())
 
@@ -143,12 +143,14 @@ class BurstParallel:
 
     # --- training -----------------------------------------------------------------------------------
 
-    def step(self, *batch: Any, micro_batches: int = 1) -> float:
+    def step(
+        self, *batch: Any, micro_batches: int = 1, before_each: Callable[[int], object] | None = None
+    ) -> float:
         """Find the loss of a batch and add its gradients to the parameters'; the same loss on every rank.
 
         All ranks are given the whole batch, of which each takes its own rows: of every tensor with as many as
         the first. With ``micro_batches`` it passes in so many parts, one after the other, and gradients
-        are added up once.
+        are added up once; ``before_each`` is called with the number of each, from 0, before its forward pass.
         """
         self._crew.check()
         given = batch[0] if len(batch) == 1 else batch
@@ -157,7 +159,8 @@ class BurstParallel:
         with _told(self._crew, f"in step {number}"):
             rows = rows_of(given)
             terms.check_rows(self._plan, rows, micro_batches)
-            loss = self._train(given, rows, micro_batches)
+            self._holding.check()
+            loss = self._train(given, rows, micro_batches, before_each or (lambda number: None))
         self._diary.end()
         self._crew.says(f"between steps {number} and {number + 1}")
         return loss
@@ -170,14 +173,13 @@ class BurstParallel:
         gradients = [p.grad for p in self._holding.parameters.values() if p.grad is not None]
         whole = float(nn.utils.get_total_norm(gradients)) if self.rank == 0 else 0.0
         (norm,) = self._figures.total([whole])
-        dtype = gradients[0].dtype if gradients else None
-        total = torch.tensor(norm, dtype=dtype, device=self._crew.device)
-        if gradients:
-            parameters = list(self._holding.parameters.values())
-            nn.utils.clip_grads_with_norm_(parameters, max_norm, total)
+        total = torch.tensor(norm, dtype=self._holding.dtype, device=self._crew.device)
+        nn.utils.clip_grads_with_norm_(list(self._holding.parameters.values()), max_norm, total)
         return total
 
-    def _train(self, batch: Any, rows: int, micro_batches: int) -> float:
+    def _train(
+        self, batch: Any, rows: int, micro_batches: int, before_each: Callable[[int], object]
+    ) -> float:
         assert self._sync is not None
         parts = [cut(batch, rows, *_ends(share(rows, part, micro_batches))) for part in range(micro_batches)]
         sizes = [len(share(rows, part, micro_batches)) for part in range(micro_batches)]
@@ -193,6 +195,7 @@ class BurstParallel:
         self._sync.begin()
         loss = 0.0
         for number, (part, size, some) in enumerate(zip(parts, sizes, weights, strict=True)):
+            before_each(number)
             sweep = Sweep(self._route, part, size, self._signature(part))
             loss += sweep.forward(some, total)
             final = number == micro_batches - 1
@@ -230,7 +233,7 @@ class BurstParallel:
         """
         self._crew.check()
         terms.check_plan(plan, self.chain, self._crew.world)
-        self._crew.agree(terms.facts(plan))
+        self._crew.agree(self._facts(plan))
         old = self._holding.widths(self._plan.widths)
         before = self._plan.widths
         for parameter in self._holding.parameters.values():
@@ -273,6 +276,14 @@ class BurstParallel:
                 optimizer.load_state_dict(dict(state))
         self._spread_optimizer(optimizer, set(self._holding.widths(self._plan.widths)))
 
+    def align(self, optimizer: torch.optim.Optimizer) -> None:
+        """Give every rank's optimizer rank 0's groups: needed where they go by a parameter's place among all.
+
+        All ranks call it, right after they have made theirs.
+        """
+        self._crew.check()
+        self._spread_optimizer(optimizer, set())
+
     def tell(self, content: Any) -> Any:
         """What rank 0 was given here, on every rank: anything that can be pickled."""
         with _told(self._crew, "telling the others"):
@@ -297,6 +308,11 @@ class BurstParallel:
                 widths=self._holding.widths(self._plan.widths),
                 moved=moved,
             )
+
+    def _facts(self, plan: BurstPlan) -> dict[str, Any]:
+        """What all ranks must agree on, so that each reduces the same gradients in the same way."""
+        collective = type(self._collective).__name__
+        return {**terms.facts(plan), "collective": collective, **self._holding.facts(plan.widths)}
 
     def _adopt(self, plan: BurstPlan) -> None:
         """Hold what a plan gives this rank."""

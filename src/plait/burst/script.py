@@ -29,10 +29,31 @@ def install() -> None:
         return
     script = _Script()
     wrapped = functools.wraps(original)(script.around_init(original))
-    setattr(wrapped, _MARK, True)
+    setattr(wrapped, _MARK, script)
     DistributedDataParallel.__init__ = wrapped  # type: ignore[method-assign]
     register_optimizer_step_pre_hook(script.before_update)
     register_optimizer_step_post_hook(script.after_update)
+
+
+def leave_to(other: object) -> None:
+    """Publish nothing as long as there is somebody in this process who says its steps better."""
+    script = _installed()
+    if script is not None:
+        script.leave_to(other)
+
+
+def take_back_from(other: object) -> None:
+    """Publish again, unless there are others still."""
+    script = _installed()
+    if script is not None:
+        script.others.discard(other)
+
+
+def _installed() -> _Script | None:
+    from torch.nn.parallel import DistributedDataParallel
+
+    found: _Script | None = getattr(DistributedDataParallel.__init__, _MARK, None)
+    return found
 
 
 class _Script:
@@ -43,6 +64,15 @@ class _Script:
         self._optimizer: weakref.ref[Any] | None = None
         """The one whose updates are the steps."""
         self._steps = 0
+        self.others = weakref.WeakSet[object]()
+        """Who else in this process publishes: one process is one foreground, not two."""
+
+    def leave_to(self, other: object) -> None:
+        """Publish nothing as long as this one lives."""
+        self.others.add(other)
+        if self._publisher is not None:
+            self._publisher.close()
+            self._publisher = None
 
     def before_update(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         """The gradients are there: the wire has done its part."""
@@ -51,6 +81,8 @@ class _Script:
 
     def after_update(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         """A step ends and the next begins, if this optimizer is the one that counts."""
+        if self.others:
+            return
         if self._optimizer is None or self._optimizer() is None:
             self._optimizer = weakref.ref(optimizer)
         if self._optimizer() is not optimizer:

@@ -26,8 +26,10 @@ from plait.burst.relaxation import Relaxation, split
 EXACT_WORK = 20_000
 """Labels are tried up to this number of blocks times widths squared: 50 blocks at 20 widths.
 
-They may fail, and take seconds to; beyond 16 widths, they are tried at every fourth only.
+They may fail, and take seconds to; beyond 16 widths, they are tried at every fourth only, unless there is
+no more than ``_EASY`` of this work.
 """
+_EASY = 2_000
 EXACT_BLOCKS = 64
 """Longer chains are not searched by labels at all: at many blocks the bounds are close."""
 SLACK = 0.01
@@ -59,7 +61,8 @@ def find(costs: Costs, memory: Memory) -> Found:
     pools, *weights = _seeds(costs, memory)
     gap: float | None = None
     for cap in range(caps, 0, -1):  # a smaller cap is looked at only where no larger one was exact
-        if costs.blocks * cap**2 > EXACT_WORK or costs.blocks > EXACT_BLOCKS or (cap > 16 and cap % 4):
+        work = costs.blocks * cap**2
+        if work > EXACT_WORK or costs.blocks > EXACT_BLOCKS or (cap > 16 and cap % 4 and work > _EASY):
             continue
         within = costs.capped(cap)
         limited = Memory(within, memory.given)
@@ -144,7 +147,7 @@ def _gap(prices: Floats, least: Floats, steps: Floats, devices: Floats) -> float
     # A bound may say nothing at all; where the frontier is at zero, there is nothing to be said.
     over = np.where(worth > 0, np.inf, 1.0)
     np.divide(worth, least[:, None], out=over, where=(worth > 0) & (least[:, None] > 0))
-    return float(max(0.0, over.min(axis=0).max() - 1))
+    return float(np.clip(over.min(axis=0).max() - 1, 0.0, np.finfo(float).max))
 
 
 def _seeds(costs: Costs, memory: Memory) -> tuple[list[Places], Floats, Floats]:
@@ -159,15 +162,32 @@ def _seeds(costs: Costs, memory: Memory) -> tuple[list[Places], Floats, Floats]:
     same = np.repeat(np.arange(len(caps))[:, None], costs.blocks, axis=1)
     found = []
     for cap in caps.tolist():
-        plans = turns[:, cap - 1].reshape(-1, costs.blocks)
+        plans = drawn = turns[:, cap - 1].reshape(-1, costs.blocks)
         if costs.blocks > 1 and not costs.sharers:
             plans = _paired(costs, plans, len(turns))
             plans = _narrowed(costs, _front(costs, np.concatenate([plans, same[:cap]])).places, same[:cap])
             plans = _mixed(costs, plans)
         else:
             plans = _front(costs, np.concatenate([plans, same[:cap]])).places
-        found.append(plans[memory.fits(plans)])
+        fits = memory.fits(plans)
+        if not fits.all():
+            plans = np.concatenate(
+                [plans[fits], _fitting(costs, memory, np.concatenate([drawn, same[:cap]]))]
+            )
+        found.append(plans)
     return found, prices, weights[:, -count:]
+
+
+def _fitting(costs: Costs, memory: Memory, plans: Places) -> Places:
+    """The best of plans that fit, and of the crossings of neighbours; better ones that do not fit hid them.
+
+    Of equal devices the first needs least with every block as wide as can be: where any plan fits, that does.
+    """
+    plans = _front(costs, plans[memory.fits(plans)]).places
+    if len(plans) < 2 or costs.blocks < 2 or costs.sharers:
+        return plans
+    mixed = _mixed(costs, plans)
+    return np.concatenate([plans, mixed[memory.fits(mixed)]])
 
 
 def _paired(costs: Costs, plans: Places, turns: int) -> Places:

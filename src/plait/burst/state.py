@@ -80,15 +80,15 @@ def spread_optimizer(
         old = dict(optimizer.state)
         optimizer.state.clear()
         optimizer.param_groups[:] = [_group(settings, some, held) for settings, some in groups]
-        for parameter in held.values():
-            if parameter in old:
+        for name, parameter in held.items():
+            if parameter in old and name not in moved:
                 optimizer.state[parameter] = old[parameter]
     for name, state in states.items():
         if name not in held or crew.rank >= widths[name]:
             continue
         if crew.rank:
             made = {
-                key: torch.empty(value[1], dtype=value[2], device=crew.device) if _is_note(value) else value
+                key: _room(held[name], value[1], value[2]) if _is_note(value) else value
                 for key, value in state.items()
             }
             optimizer.state[held[name]] = made
@@ -129,6 +129,13 @@ def _group(
     if "param_names" in settings:  # of an optimizer that was made from named parameters
         settings = {**settings, "param_names": mine}
     return {**settings, "params": [held[name] for name in mine]}
+
+
+def _room(parameter: nn.Parameter, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    """Where a tensor of a parameter's state comes; of its shape, it lies in memory as the parameter does."""
+    if shape == tuple(parameter.shape):
+        return torch.empty_like(parameter, dtype=dtype)
+    return torch.empty(shape, dtype=dtype, device=parameter.device)
 
 
 def _is_note(value: Any) -> bool:

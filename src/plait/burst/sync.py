@@ -147,7 +147,7 @@ class GradientSync:
             parts = torch.split(each.flat, [parameter.numel() for parameter in parameters])
             for name, parameter, part in zip(each.bucket.names, parameters, parts, strict=True):
                 # A parameter that no rank has a gradient for keeps none, as on one device.
-                parameter.grad = part.view(parameter.shape) if name in used else None
+                parameter.grad = _laid_like(parameter, part) if name in used else None
         for name, gradient in self._before.items():
             new = self._parameters[name].grad
             self._parameters[name].grad = gradient if new is None else gradient.add_(new)
@@ -186,6 +186,12 @@ class GradientSync:
                 self._collective.all_reduce(piece, group).wait()
 
         return reduce
+
+
+def _laid_like(parameter: nn.Parameter, flat: torch.Tensor) -> torch.Tensor:
+    """A gradient that lies in memory as its parameter does: fused optimizers walk both side by side."""
+    gradient = flat.view(parameter.shape)
+    return gradient if parameter.is_contiguous() else torch.empty_like(parameter).copy_(gradient)
 
 
 def check(collective: Collective) -> None:

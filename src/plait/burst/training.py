@@ -23,7 +23,7 @@ from plait.burst.runtime import BatchNorm, BurstParallel
 from plait.chain import Chain
 from plait.collective import Collective
 from plait.determinism import reproducible, seed_micro_batch
-from plait.errors import FileError, NonfiniteError, UsageError
+from plait.errors import FileError, NonfiniteError, PlaitError, UsageError
 from plait.evaluation import Evaluated, Evaluator
 from plait.job import Job
 from plait.reference import Result, Step
@@ -114,6 +114,7 @@ def train(
 def _build(job: Job, world: World, parallel: BurstParallel) -> _Run:
     named = list(parallel.named_parameters())
     optimizer = job.build_optimizer(named)
+    parallel.align(optimizer)
     return _Run(
         job=job,
         world=world,
@@ -164,8 +165,11 @@ def _step(run: _Run, step: int, batch: Any) -> Step:
     """One training step: gradients, clipping, update, schedule."""
     started = time.perf_counter()
     job, rate = run.job, run.optimizer.param_groups[0]["lr"]
-    seed_micro_batch(job.seed, step, 0, rank=run.world.rank)
-    loss = run.parallel.step(batch, micro_batches=job.accumulate)
+    loss = run.parallel.step(
+        batch,
+        micro_batches=job.accumulate,
+        before_each=lambda number: seed_micro_batch(job.seed, step, number, rank=run.world.rank),
+    )
     norm = None
     if job.clip_norm is not None and math.isfinite(loss):
         norm = float(run.parallel.clip_grad_norm_(job.clip_norm))
@@ -228,12 +232,22 @@ def _restore(run: _Run, file: Path | None) -> None:
     if run.world.rank == 0:
         assert file is not None, "it was told to be there"
         state = _read(run.job, file)
-    run.parallel.load_state_dict(state and state["model"])
-    run.parallel.load_optimizer_state(run.optimizer, state and state["optimizer"])
-    names = ("schedule", "losses", "evaluations", "skipped")
-    told = run.parallel.tell(state and {name: state[name] for name in names})
-    if run.schedule is not None:
-        run.schedule.load_state_dict(told["schedule"])
+    try:
+        run.parallel.load_state_dict(state and state["model"])
+        run.parallel.load_optimizer_state(run.optimizer, state and state["optimizer"])
+        names = ("schedule", "losses", "evaluations", "skipped")
+        told = run.parallel.tell(state and {name: state[name] for name in names})
+        if run.schedule is not None:
+            run.schedule.load_state_dict(told["schedule"])
+    except PlaitError:
+        raise
+    except (RuntimeError, ValueError, KeyError) as error:
+        reason = " ".join(str(error).split())[:300]
+        raise FileError(
+            f"checkpoint {file} does not fit what the job builds now: {reason}",
+            setting="resume",
+            works="the code that it was written with",
+        ) from error
     run.losses = list(told["losses"])
     run.evaluations = [Evaluated(**evaluated) for evaluated in told["evaluations"]]
     run.skipped = list(told["skipped"])

@@ -67,8 +67,15 @@ def plan(
         )
     profile = Profile.load(file)
     if strategy == "pipeline":
+        _refuse_burst_options(
+            limit=limit,
+            deadline=deadline,
+            background_value=background_value,
+            widths=widths,
+            timeline=timeline,
+        )
         made = _pipelined(profile, devices, batch, bandwidth, latency, memory)
-        _show_pipeline(made, as_json)
+        _show_pipeline(made, profile, as_json)
         if out is not None:
             made.save(out)
         return
@@ -104,7 +111,21 @@ def plan(
 def _frontier(profile: Profile, **settings: Any) -> Frontier:
     from plait.burst.planner import plan as planned
 
-    return planned(profile, **settings)
+    try:
+        return planned(profile, **settings)
+    except UsageError as error:
+        if error.setting != "deadline_ms":
+            raise
+        # Here it is read with a unit, and without one as seconds.
+        works = f"{error.works}ms" if str(error.works)[:1].isdigit() else error.works
+        raise UsageError(error.what, setting="--deadline", works=works) from None
+
+
+def _refuse_burst_options(**options: Any) -> None:
+    for name, given in options.items():
+        if given is not None:
+            option = f"--{name.replace('_', '-')}"
+            raise UsageError(f"{option} is for burst", setting=option, works=f"--strategy burst {option}")
 
 
 def _numbers(text: str) -> list[int]:
@@ -172,8 +193,10 @@ def _show(frontier: Frontier, profile: Profile) -> None:
     print_table(title, ["", "step ms", "speed-up", "device ms", "amplification", "blocks x width"], rows)
     lines = [""] if len(frontier) == 1 else ["", *plot(frontier.points, chosen), ""]
     exact = "these are all plans worth having"
-    near = f"no plan has both figures more than {100 * frontier.gap:.1f}% below all of these"
-    lines.append(f"{len(frontier)} plans; {exact if frontier.gap == 0 else near}")
+    below = frontier.gap / (1 + frontier.gap)
+    near = f"no plan has both figures more than {100 * below:.1f}% below all of these"
+    count = "1 plan" if len(frontier) == 1 else f"{len(frontier)} plans"
+    lines.append(f"{count}; {exact if frontier.gap == 0 else near}")
     lines += [f"note: {remark}" for remark in frontier.remarks]
     sys.stdout.write("\n".join(lines) + "\n")
 
@@ -235,13 +258,19 @@ def _pipelined(
     return planned(profile, devices, global_batch=batch, memory_bytes=limit, network=network)
 
 
-def _show_pipeline(made: PipelinePlan, as_json: bool) -> None:
+def _show_pipeline(made: PipelinePlan, profile: Profile, as_json: bool) -> None:
+    import sys
+
     from plait.cli.console import print_json, print_table
     from plait.units import format_bytes
 
     forecast = made.forecast
+    least, more = divmod(made.global_batch, made.order.micro_batches)
+    found = (profile.extrapolates(rows) for rows in (least, least + bool(more)))
+    remarks = list(dict.fromkeys(remark for remark in found if remark is not None))
     if as_json:
-        print_json({"strategy": "pipeline", "step_ms": forecast.step_ms, "plan": made.to_json()})
+        shown = {"strategy": "pipeline", "step_ms": forecast.step_ms, "plan": made.to_json()}
+        print_json({**shown, "remarks": remarks})
         return
     rows = [
         [place, f"{stage.first} to {stage.end - 1}", f"{busy_ms:.4g}", format_bytes(peak)]
@@ -251,3 +280,4 @@ def _show_pipeline(made: PipelinePlan, as_json: bool) -> None:
     ]
     title = f"{made.order}: a step of {forecast.step_ms:.4g} ms, without the optimizer"
     print_table(title, ["stage", "blocks", "busy ms", "memory"], rows)
+    sys.stdout.write("".join(f"note: {remark}\n" for remark in remarks))

@@ -162,7 +162,8 @@ class AdaptiveSchedule(ScheduleKFKB):
 
     def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any], *rest: Any) -> None:
         count, chosen = rows((args, kwargs)), self._order
-        fewer = self._stage.is_first and 0 < count < chosen.micro_batches
+        usual = self._args_chunk_spec is None and self._kwargs_chunk_spec is None
+        fewer = self._stage.is_first and usual and 0 < count < chosen.micro_batches
         self._whole = self._has_backward and count == self.global_batch
         if self._has_backward:
             self._footprint.begin(limited=self._given is None and self._limit < math.inf)

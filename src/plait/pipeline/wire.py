@@ -136,8 +136,7 @@ class Wire:
         """Tell the other ranks that this one has failed, and why, so that none waits for it."""
         if self._failure is not None:
             return
-        while error.__cause__ is not None:  # torch's stages wrap what their modules raise
-            error = error.__cause__
+        error = root(error)
         who = f"rank {self.rank} raised {type(error).__name__} in step {self.step}"
         if isinstance(error, WorkerError):
             self._fail(error.what, error.setting, error.works)
@@ -199,6 +198,15 @@ class Wire:
         if self._watch is not None:
             said = self._watch.complain(said)
         self._failure = self._failure or json.loads(said)
+
+
+def root(error: BaseException) -> BaseException:
+    """What an error comes from, as torch's stages wrap what their modules raise; plait's own say enough."""
+    seen = [error]
+    while not isinstance(error, PlaitError) and error.__cause__ is not None and error.__cause__ not in seen:
+        error = error.__cause__
+        seen.append(error)
+    return error
 
 
 def _ended(threads: Sequence[threading.Thread], within_s: float) -> bool:
