@@ -49,7 +49,7 @@ def train(module, steps=3, rows=8, micro_batches=4, loss=squared, stage=None, **
     rank, world = dist.get_rank(), dist.get_world_size()
     stage = stage or PipelineStage(module, rank, world, torch.device("cpu"))
     try:
-        schedule = ScheduleKFKB(stage, micro_batches, loss, timeout_s=TIMEOUT_S, **options)
+        schedule = ScheduleKFKB(stage, micro_batches, loss, **{"timeout_s": TIMEOUT_S, **options})
         for _ in range(steps):
             given = [torch.randn(rows, 4)] if rank == 0 else []
             schedule.step(*given, **({"target": torch.zeros(rows, 4)} if rank == world - 1 else {}))
@@ -254,7 +254,8 @@ def test_a_target_of_another_batch(ranks):
 
 
 def with_loss(loss_fn, weight=None):
-    return train(Layer(), loss=loss_fn, weight=weight)
+    # The others are told at once: a timeout that a slow machine can meet has no part in it.
+    return train(Layer(), loss=loss_fn, weight=weight, timeout_s=30.0)
 
 
 def a_number(output, target):
