@@ -46,7 +46,7 @@ class Watch:
         """What this rank does, for the others to read."""
         self.complaint: str | None = None
         """Why the first rank that gave up did so."""
-        self._store = _own_connection(store, timeout_s)
+        self._store = own_connection(store, timeout_s)
         self._rank, self._changed = rank, changed
         self._others = [other for other in ranks if other != rank]
         self._complaints: str | None = None
@@ -172,7 +172,7 @@ def _pulse(rank: int) -> str:
     return f"plait/watch/pulse/{rank}"
 
 
-def _own_connection(store: Any, timeout_s: float) -> Any:
+def own_connection(store: Any, timeout_s: float) -> Any:
     """A connection of its own: one thread's wait in a shared one would keep all others out."""
     try:
         own = store.clone()

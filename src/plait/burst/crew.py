@@ -20,7 +20,7 @@ import torch.distributed as dist
 
 from plait.burst.lane import Errand, Lane
 from plait.errors import PlaitError, UsageError, WorkerError
-from plait.watch import BEAT_S, Watch
+from plait.watch import BEAT_S, Watch, own_connection
 from plait.worker import Place
 
 T = TypeVar("T")
@@ -58,7 +58,7 @@ class Crew:
         self._doing = "before the first step"
         if self.world > 1:
             base: Any = dist.group.WORLD
-            self._store = _own(base.get_group_store(), timeout_s)
+            self._store = own_connection(base.get_group_store(), timeout_s)
             # The how-manyth crew of its process this is, which is the same on every rank.
             self._prefix = f"plait/burst/crew{self._store.add(f'plait/burst/crews/{self.rank}', 1)}"
 
@@ -311,14 +311,6 @@ def _place() -> tuple[int, int]:
             works="torch.distributed.init_process_group() first",
         )
     return 0, 1
-
-
-def _own(store: Any, timeout_s: float) -> Any:
-    """A connection of its own: one thread's wait in a shared one would keep all others out."""
-    with suppress(RuntimeError, NotImplementedError):  # not every kind of store can be cloned
-        store = store.clone()
-    store.set_timeout(timedelta(seconds=timeout_s))
-    return store
 
 
 def _ended(threads: Iterable[threading.Thread], within_s: float) -> bool:

@@ -54,18 +54,11 @@ def plan(
 ) -> None:
     """Plan a step for a number of devices, and say what it should take."""
     from plait.destination import check_file
-    from plait.profile import Profile
 
     for path, setting in ((out, "--out"), (timeline, "--timeline")):
         if path is not None:
             check_file(path, setting=setting)
-    if file.suffix == ".py":
-        raise UsageError(
-            f"{file} is a jobs file, of which nothing is measured yet",
-            setting="FILE",
-            works=f"plait profile {file} --out profile.json, then plait plan profile.json",
-        )
-    profile = Profile.load(file)
+    profile = _profile(file)
     if strategy == "pipeline":
         _refuse_burst_options(
             limit=limit,
@@ -106,6 +99,18 @@ def plan(
         from plait.burst.network import Network
 
         predict(frontier.chosen, profile, Network.of(bandwidth, latency)).timeline.export(timeline)
+
+
+def _profile(file: Path) -> Profile:
+    from plait.profile import Profile
+
+    if file.suffix == ".py":
+        raise UsageError(
+            f"{file} is a jobs file, of which nothing is measured yet",
+            setting="FILE",
+            works=f"plait profile {file} --out profile.json, then plait plan profile.json",
+        )
+    return Profile.load(file)
 
 
 def _frontier(profile: Profile, **settings: Any) -> Frontier:
