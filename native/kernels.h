@@ -18,4 +18,12 @@ void copy(std::uint8_t *target, const std::uint8_t *source, std::size_t bytes, I
 // CRC-32C (Castagnoli) of the bytes, continued from `start`, the checksum of what came before.
 std::uint32_t checksum(const std::uint8_t *data, std::size_t bytes, std::uint32_t start, Isa isa);
 
+// Shortest paths through layers of places, for several searches at once. `values`, [layer][place][search], holds
+// what each place costs, and on return the least that a path to it costs; `moving`, [2][layer][from][to], two costs
+// of going from a place of the layer before to one of this, which count `weights`, [2][search], times.
+void paths(float *values, const float *moving, const float *weights, std::size_t layers, std::size_t places,
+           std::size_t searches, Isa isa);
+void paths(double *values, const double *moving, const double *weights, std::size_t layers, std::size_t places,
+           std::size_t searches, Isa isa);
+
 }  // namespace plait

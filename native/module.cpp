@@ -50,6 +50,20 @@ NB_MODULE(_native, m) {
         },
         "data"_a, "bytes"_a, "start"_a, "isa"_a, nb::call_guard<nb::gil_scoped_release>());
     m.def(
+        "paths",
+        [](std::uintptr_t values, std::uintptr_t moving, std::uintptr_t weights, std::size_t layers,
+           std::size_t places, std::size_t searches, bool wide, const std::string &isa) {
+            const plait::Isa chosen = plait::isa_named(isa);
+            if (wide)
+                plait::paths(at<double>(values), at<const double>(moving), at<const double>(weights), layers, places,
+                             searches, chosen);
+            else
+                plait::paths(at<float>(values), at<const float>(moving), at<const float>(weights), layers, places,
+                             searches, chosen);
+        },
+        "values"_a, "moving"_a, "weights"_a, "layers"_a, "places"_a, "searches"_a, "wide"_a, "isa"_a,
+        nb::call_guard<nb::gil_scoped_release>());
+    m.def(
         "quantize",
         [](std::uintptr_t source, int dtype, std::size_t count, int bits, std::size_t bucket, bool stochastic,
            std::uint64_t key, std::uint64_t first_bucket, std::uintptr_t payload, std::uintptr_t residual, int threads,

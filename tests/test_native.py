@@ -126,6 +126,33 @@ def test_buffers_of_every_kind(isa: str) -> None:
     assert native.checksum(torch.empty(0), isa=isa) == native.checksum(b"", isa=isa) == 0
 
 
+@pytest.mark.parametrize("dtype", ["f4", "f8"])
+@given(
+    layers=st.integers(1, 5), places=st.integers(1, 4), searches=st.integers(1, 130), seed=st.integers(0, 999)
+)
+def test_paths_are_the_shortest_to_the_last_bit(
+    dtype: str, layers: int, places: int, searches: int, seed: int
+) -> None:
+    source = np.random.default_rng(seed)
+    given_values = source.random((layers, places, searches)).astype(dtype)
+    given_values[source.random(given_values.shape) < 0.1] = np.inf
+    moving = source.random((2, layers, places, places)).astype(dtype)
+    weights = source.random((2, searches)).astype(dtype)
+    wanted = given_values.copy()
+    for layer in range(1, layers):
+        for to in range(places):
+            every = [
+                (moving[1, layer, a, to] * weights[1] + moving[0, layer, a, to] * weights[0])
+                + wanted[layer - 1, a]
+                for a in range(places)
+            ]
+            wanted[layer, to] += np.min(every, axis=0)
+    for isa in native.isas():
+        values = given_values.copy()
+        native.paths(values, moving, weights, isa=isa)
+        assert np.array_equal(values, wanted), isa
+
+
 def test_compiled_kernels_release_the_interpreter() -> None:
     if native.missing():
         pytest.skip(str(native.missing()))

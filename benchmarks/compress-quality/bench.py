@@ -66,7 +66,7 @@ def train(
             [sys.executable, str(HERE / "worker.py"), json.dumps(config)],
             env={"PYTHONPATH": str(TRAINING)},
             show=lines.append,
-            timeout_seconds=3600,
+            timeout_seconds=4 * 3600,  # on a busy machine it takes longer, with the same outcome
         )
     if outcome.exit_code:
         raise RuntimeError("the workers failed:\n" + "\n".join(lines))

@@ -150,6 +150,35 @@ def checksum(buffer: Any, *, start: int = 0, isa: str | None = None) -> int:
     return register ^ 0xFFFFFFFF
 
 
+def paths(
+    values: NDArray[Any], moving: NDArray[Any], weights: NDArray[Any], *, isa: str | None = None
+) -> None:
+    """Shortest paths through layers of places, several searches at once; all float32, or all float64.
+
+    ``values``, [layer, place, search], holds what each place costs; in its stead comes the least that a path
+    to it costs. ``moving``, [2, layer, from, to], are two costs of going from a place of the layer before to
+    one of this, which count ``weights``, [2, search], times.
+    """
+    layers, places, searches = values.shape
+    assert moving.shape == (2, layers, places, places), "the costs of moving are of other layers and places"
+    assert weights.shape == (2, searches), "each search has two weights"
+    arrays = (values, moving, weights)
+    assert {each.dtype for each in arrays} in ({np.dtype("f4")}, {np.dtype("f8")}), "one kind of numbers"
+    assert all(each.flags.c_contiguous for each in arrays), "all of them contiguous"
+    name = _choose(isa)
+    if name != "python":
+        where = [each.ctypes.data for each in arrays]
+        _compiled().paths(*where, layers, places, searches, values.itemsize == 8, name)
+        return
+    room, best = np.empty((places, places, searches), values.dtype), np.empty_like(values[0])
+    for layer in range(1, layers):
+        np.multiply(moving[1, layer][..., None], weights[1], out=room)
+        room += moving[0, layer][..., None] * weights[0]
+        room += values[layer - 1][:, None]
+        np.minimum.reduce(room, axis=0, out=best)
+        values[layer] += best
+
+
 def _choose(name: str | None) -> str:
     return isa() if name is None else _known(name, setting="isa")
 

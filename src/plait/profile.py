@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from plait.destination import write_text
+from plait.document import read_json
 from plait.errors import FileError, UsageError
 
 if TYPE_CHECKING:
@@ -190,22 +191,8 @@ class Profile:
     @classmethod
     def load(cls, path: str | Path) -> Profile:
         """Read a profile; an error names the file and the field."""
-        try:
-            data = json.loads(Path(path).read_text())
-        except (OSError, UnicodeDecodeError) as error:
-            raise FileError(
-                f"{path} cannot be read: {error}", setting="FILE", works="a profile in JSON"
-            ) from None
-        except (ValueError, RecursionError) as error:
-            where = (
-                f"{error.msg} in line {error.lineno}" if isinstance(error, json.JSONDecodeError) else error
-            )
-            raise FileError(
-                f"{path} is no JSON, or not whole: {where}",
-                setting="FILE",
-                works="what `plait profile FILE --out profile.json` writes",
-            ) from None
-        return cls.from_json(data, source=str(path))
+        works = "what `plait profile FILE --out profile.json` writes"
+        return cls.from_json(read_json(path, works=works, setting="FILE"), source=str(path))
 
     # --- measuring ------------------------------------------------------------------------------------
 

@@ -24,3 +24,17 @@ def test_the_same_as_all_pairs(figures, count, values, seed):
     assert {tuple(p) for p in kept} == slow(points)
     assert len({tuple(p) for p in kept}) == len(kept)  # of equal ones, one
     assert points[0, chosen].tolist() == sorted(points[0, chosen].tolist())
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(4000, 9000), st.integers(1, 4000), st.booleans(), st.integers(0, 2**32 - 1))
+def test_of_many_points_most_are_ruled_out_before_the_rest_is_sorted(count, values, bent, seed):
+    points = np.random.default_rng(seed).integers(0, values, (2, count)).astype(float)
+    if bent:  # nearly all of them are minimal
+        points[1] = 1e3 / (1 + points[0])
+    found, lowest = [], np.inf
+    for place in np.lexsort(points[::-1]).tolist():
+        if points[1, place] < lowest:
+            found.append(place)
+            lowest = points[1, place]
+    assert minimal(points).tolist() == found

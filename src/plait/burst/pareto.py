@@ -6,6 +6,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 _CHUNK = 256
+_MANY = 4096
+"""Points beyond which a few of them rule out most others before the rest is sorted."""
+_EVERY = 61
 
 
 def minimal(figures: NDArray[np.float64]) -> NDArray[np.int64]:
@@ -15,12 +18,12 @@ def minimal(figures: NDArray[np.float64]) -> NDArray[np.int64]:
     They come sorted by the first figure. With two figures this sorts; with more it compares all with all, a
     chunk at a time.
     """
-    order = np.lexsort(figures[::-1])
     if len(figures) == 2:
-        second = figures[1][order]
-        lowest = np.minimum.accumulate(second)
-        first = np.ones(min(1, len(second)), dtype=bool)
-        return np.asarray(order[np.concatenate([first, second[1:] < lowest[:-1]])], dtype=np.int64)
+        if figures.shape[1] <= _MANY:
+            return _lowest(figures)
+        near = _near(figures)
+        return near[_lowest(figures[:, near])]
+    order = np.lexsort(figures[::-1])
     rest = figures[1:, order]  # whoever comes earlier in this order is not above in the first figure
     alive = np.ones(rest.shape[1], dtype=bool)
     kept = np.empty((len(rest), 0))
@@ -36,6 +39,26 @@ def minimal(figures: NDArray[np.float64]) -> NDArray[np.int64]:
         alive[chunk] = True
         kept = np.concatenate([kept, rest[:, chunk]], axis=1)
     return order[alive]
+
+
+def _lowest(figures: NDArray[np.float64]) -> NDArray[np.int64]:
+    """The minimal points of two figures: whatever is lower in the second than all before it."""
+    order = np.lexsort(figures[::-1])
+    second = figures[1][order]
+    lowest = np.minimum.accumulate(second)
+    first = np.ones(min(1, len(second)), dtype=bool)
+    return np.asarray(order[np.concatenate([first, second[1:] < lowest[:-1]])], dtype=np.int64)
+
+
+def _near(figures: NDArray[np.float64]) -> NDArray[np.int64]:
+    """The points of two figures that no point of a sample beats in both; all minimal ones are among them."""
+    sample = figures[:, ::_EVERY]
+    first, second = sample[:, _lowest(sample)]
+    before = (
+        np.searchsorted(first, figures[0]) - 1
+    )  # the last of the sample that is below in the first figure
+    beaten = (before >= 0) & (second[before] <= figures[1])
+    return np.flatnonzero(~beaten)
 
 
 def _covered(points: NDArray[np.float64], by: NDArray[np.float64]) -> NDArray[np.bool_]:

@@ -26,6 +26,7 @@ from typing import Any
 
 import numpy as np
 
+from plait import native
 from plait.burst.costs import Costs, Floats, Places
 
 _TOGETHER = 96
@@ -97,15 +98,8 @@ class Relaxation:
         values[:, np.arange(count)[:, None] >= caps] = np.inf
         if starts is not None:
             values[0][np.arange(count)[:, None] != starts] = np.inf
-        moving = self.moving[:, :, :count, :count, None].astype(dtype)
-        both, alike = both.astype(dtype), bool((both[0] == 1).all())
-        room, best = np.empty((count, count, len(prices)), dtype), np.empty((count, len(prices)), dtype)
-        for block in range(1, costs.blocks):
-            np.multiply(moving[1, block], both[1], out=room)
-            room += moving[0, block] if alike else moving[0, block] * both[0]
-            np.add(room, values[block - 1][:, None], out=room)
-            np.minimum.reduce(room, axis=0, out=best)
-            values[block] += best
+        moving = np.ascontiguousarray(self.moving[:, :, :count, :count], dtype)
+        native.paths(values, moving, both.astype(dtype))
         return values
 
     def plans(self, prices: Floats, values: Floats) -> Places:

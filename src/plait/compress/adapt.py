@@ -21,9 +21,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from plait.compress.allocation import Allocation, Cost, allocate, checked, price, read_json
+from plait.compress.allocation import Allocation, Cost, allocate, price
 from plait.compress.given import NUMBER, WHOLE, entry, expect
 from plait.compress.observation import WIDTHS, LayerError, average, check_same
+from plait.document import checked, read_json
 from plait.errors import UsageError
 from plait.units import parse_whole
 

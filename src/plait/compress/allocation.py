@@ -35,7 +35,8 @@ import numpy as np
 from plait.collective import Link, ring_ms
 from plait.compress.frontier import LARGEST, Options, cheapest
 from plait.compress.observation import LayerError
-from plait.errors import FileError, UsageError
+from plait.document import checked, read_json
+from plait.errors import UsageError
 from plait.units import parse_whole
 
 FORMAT = "plait.plan.compress/1"
@@ -328,38 +329,3 @@ def _check(layers: Sequence[LayerError], alpha: float, reference_bits: int) -> N
         raise UsageError(f"two layers are called {twice!r}", setting="layers", works="one name each")
     for layer in layers:
         layer.error_at(reference_bits)
-
-
-# --- files --------------------------------------------------------------------------------------------
-
-
-def read_json(path: str | Path) -> Any:
-    """The data in a JSON file; an error names the file."""
-    try:
-        return json.loads(Path(path).read_text())
-    except (OSError, UnicodeDecodeError) as error:
-        raise FileError(f"{path} cannot be read: {error}", setting="file", works="a JSON file") from None
-    except json.JSONDecodeError as error:
-        raise FileError(
-            f"{path} is no JSON, or not whole: {error.msg} in line {error.lineno}",
-            setting="file",
-            works="a JSON file",
-        ) from None
-
-
-def checked(kind: type[_T], data: Any, *, format: str, source: str) -> _T:
-    """A dataclass from the data of its file; an error names the file and the field."""
-    from pydantic import TypeAdapter, ValidationError
-
-    if not isinstance(data, dict) or data.get("format") != format:
-        found = data.get("format") if isinstance(data, dict) else type(data).__name__
-        raise FileError(f"{source}: field 'format' is {found!r}", setting="format", works=repr(format))
-    try:
-        return TypeAdapter(kind).validate_python(
-            {key: value for key, value in data.items() if key != "format"}
-        )
-    except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"]) or "format"
-        what = str(first["ctx"]["error"]) if "error" in first.get("ctx", {}) else first["msg"]
-        raise FileError(f"{source}: field {where!r}: {what}", setting=where, works=format) from None

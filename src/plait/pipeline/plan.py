@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from plait.destination import write_text
+from plait.document import checked, read_json
 from plait.errors import FileError, UsageError
 from plait.pipeline.candidate import Candidate
 from plait.pipeline.orders import Order
@@ -119,25 +120,14 @@ class PipelinePlan:
     @classmethod
     def from_json(cls, data: Any, *, source: str = "plan") -> PipelinePlan:
         """Read what ``to_json`` gives; ``source`` names the file in errors."""
-        from pydantic import TypeAdapter, ValidationError
-
-        if not isinstance(data, dict) or data.get("format") != FORMAT:
-            found = data.get("format") if isinstance(data, dict) else type(data).__name__
-            raise FileError(f"{source}: field 'format' is {found!r}", setting="format", works=repr(FORMAT))
+        read = checked(_Plain, data, format=FORMAT, source=source)
         try:
-            rest = {name: value for name, value in data.items() if name != "format"}
-            read = TypeAdapter(_Plain).validate_python(rest)
             return cls(
                 stages=read.stages,
                 order=Order.from_json(read.order),
                 global_batch=read.global_batch,
                 forecast=read.forecast,
             )
-        except ValidationError as error:
-            first = error.errors()[0]
-            where = ".".join(str(part) for part in first["loc"]) or "stages"
-            what = str(first["ctx"]["error"]) if "error" in first.get("ctx", {}) else first["msg"]
-            raise FileError(f"{source}: field {where!r}: {what}", setting=where, works=FORMAT) from None
         except UsageError as error:
             raise FileError(f"{source}: {error.what}", setting=error.setting, works=error.works) from None
 
@@ -148,16 +138,7 @@ class PipelinePlan:
     @classmethod
     def load(cls, path: str | Path) -> PipelinePlan:
         """Read a plan; an error names the file and the field."""
-        works = "what PipelinePlan.save writes"
-        try:
-            data = json.loads(Path(path).read_text())
-        except (OSError, UnicodeDecodeError) as error:
-            raise FileError(f"{path} cannot be read: {error}", setting="file", works=works) from None
-        except (ValueError, RecursionError) as error:
-            raise FileError(
-                f"{path} is no JSON, or not whole: {error}", setting="file", works=works
-            ) from None
-        return cls.from_json(data, source=str(path))
+        return cls.from_json(read_json(path, works="what PipelinePlan.save writes"), source=str(path))
 
 
 @dataclass(frozen=True, kw_only=True)

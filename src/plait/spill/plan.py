@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from plait.destination import write_text
-from plait.errors import FileError, UsageError
+from plait.document import checked, read_json
+from plait.errors import UsageError
 
 FORMAT = "plait.plan.spill/1"
 
@@ -139,20 +140,7 @@ class SpillPlan:
     @classmethod
     def from_json(cls, data: Any, *, source: str = "plan") -> SpillPlan:
         """Read what ``to_json`` gives; ``source`` names the file in errors."""
-        from pydantic import TypeAdapter, ValidationError
-
-        if not isinstance(data, dict) or data.get("format") != FORMAT:
-            found = data.get("format") if isinstance(data, dict) else type(data).__name__
-            raise FileError(f"{source}: field 'format' is {found!r}", setting="format", works=repr(FORMAT))
-        try:
-            return TypeAdapter(cls).validate_python(
-                {name: value for name, value in data.items() if name != "format"}
-            )
-        except ValidationError as error:
-            first = error.errors()[0]
-            where = ".".join(str(part) for part in first["loc"]) or "shards"
-            what = str(first["ctx"]["error"]) if "error" in first.get("ctx", {}) else first["msg"]
-            raise FileError(f"{source}: field {where!r}: {what}", setting=where, works=FORMAT) from None
+        return checked(cls, data, format=FORMAT, source=source)
 
     def save(self, path: str | Path) -> None:
         """Write the plan as JSON."""
@@ -161,16 +149,4 @@ class SpillPlan:
     @classmethod
     def load(cls, path: str | Path) -> SpillPlan:
         """Read a plan; an error names the file and the field."""
-        try:
-            data = json.loads(Path(path).read_text())
-        except (OSError, UnicodeDecodeError) as error:
-            raise FileError(
-                f"{path} cannot be read: {error}", setting="file", works="a plan in JSON"
-            ) from None
-        except (ValueError, RecursionError) as error:
-            raise FileError(
-                f"{path} is no JSON, or not whole: {error}",
-                setting="file",
-                works="what SpillPlan.save writes",
-            ) from None
-        return cls.from_json(data, source=str(path))
+        return cls.from_json(read_json(path, works="what SpillPlan.save writes"), source=str(path))
