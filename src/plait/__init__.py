@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from plait.factory import Factory as Factory
     from plait.job import Job as Job
     from plait.profile import Profile as Profile
+    from plait.strategy.planning import plan as plan
     from plait.timeline import Timeline as Timeline
 
 __version__ = "0.1.0"
@@ -33,6 +34,7 @@ _HOME = {
     "PlaitError": "plait.errors",
     "Profile": "plait.profile",
     "Timeline": "plait.timeline",
+    "plan": "plait.strategy.planning",
 }
 
 __all__ = sorted(_HOME)

@@ -17,10 +17,10 @@ from __future__ import annotations
 import math
 import time
 import traceback
-import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,50 +31,17 @@ from torch.nn.parallel import DistributedDataParallel
 from plait import checkpoint
 from plait.data import Batches, share
 from plait.determinism import reproducible, seed_micro_batch
-from plait.errors import FileError, NonfiniteError, UsageError
+from plait.errors import UsageError
 from plait.evaluation import Evaluated, Evaluator
 from plait.job import Job
 from plait.objective import Objective
+from plait.progress import Progress, check_settings, read, unfit
+from plait.progress import Result as Result
+from plait.progress import Step as Step
 from plait.world import World
 
 CHECKPOINT = checkpoint.NAME
 """The name of the checkpoint in a directory."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Step:
-    """What came of one step."""
-
-    step: int
-    """Counted from 0 over the whole job."""
-    loss: float
-    norm: float | None
-    """Global norm of the gradients before clipping, where the job clips."""
-    skipped: bool
-    """Not finite, and so not applied."""
-    learning_rate: float
-    """Of the first parameter group."""
-    seconds: float
-
-
-@dataclass(frozen=True, kw_only=True)
-class Result:
-    """A trained model and how it got there; the histories go back to the first step, also after a resume."""
-
-    model: nn.Module
-    optimizer: dict[str, Any]
-    """The optimizer's ``state_dict``."""
-    losses: tuple[float, ...]
-    """One for each step."""
-    evaluations: tuple[Evaluated, ...]
-    skipped: tuple[int, ...]
-    """The steps that were not finite, where the job skips them."""
-    steps: int
-    """How many steps were done."""
-    finished: bool
-    """Whether these were all steps of the job."""
-    seconds: float
-    """Of this call, without building the job."""
 
 
 @dataclass(kw_only=True)
@@ -86,14 +53,10 @@ class _Run:
     model: nn.Module
     forward: nn.Module
     """The model, or DDP around it."""
-    optimizer: torch.optim.Optimizer
-    schedule: torch.optim.lr_scheduler.LRScheduler | None
+    progress: Progress
     objective: Objective
     batches: Batches
     evaluator: Evaluator | None
-    losses: list[float] = field(default_factory=list)
-    evaluations: list[Evaluated] = field(default_factory=list)
-    skipped: list[int] = field(default_factory=list)
 
     @property
     def trained(self) -> list[nn.Parameter]:
@@ -125,47 +88,35 @@ def train(
         attach: Called once with the model, wrapped in DDP where there is more than one worker.
         device: None takes this worker's GPU, or the CPU where there is none.
     """
-    for name, value in (("save_every", save_every), ("stop_after", stop_after)):
-        if value is not None and value < 1:
-            raise UsageError(f"{name} is {value}", setting=name, works="1 or more")
-    if save_every is not None and directory is None:
-        raise UsageError("save_every has no directory to save in", setting="directory", works="runs/first")
+    check_settings(save_every=save_every, stop_after=stop_after, directory=directory)
     with reproducible(job.threads), World.join(device) as world:
         origin = checkpoint.origin(resume=resume, directory=directory, overwrite=overwrite)
         run = _build(job, world)
         if origin is not None:
             _restore(run, origin)
-        world.agree({"job": job.digest[:12], "step": len(run.losses)})
+        world.agree({"job": job.digest[:12], "step": len(run.progress.losses)})
         total = job.total_steps(run.batches.steps_per_epoch)
-        last = total if stop_after is None else min(total, stop_after)
         file = None if directory is None else Path(directory) / CHECKPOINT
         started = time.perf_counter()
         with _data_parallel(run):
             if attach is not None:
                 attach(run.forward)
-            for step in range(len(run.losses), last):
-                report = _step(run, step)
-                if job.evaluation is not None and _due(step + 1, job.evaluation.every, total):
-                    run.evaluations.append(_evaluate(run, step + 1))
-                if file is not None and _due(step + 1, save_every, last):
-                    _save(run, file)
-                if on_step is not None:
-                    on_step(report)
+            run.progress.advance(
+                partial(_step, run),
+                total=total,
+                stop_after=stop_after,
+                evaluate=partial(_evaluate, run),
+                save=None if file is None else partial(_save, run, file),
+                save_every=save_every,
+                on_step=on_step,
+            )
         world.take_from_first(run.model.buffers())
-        return Result(
-            model=run.model,
-            optimizer=run.optimizer.state_dict(),
-            losses=tuple(run.losses),
-            evaluations=tuple(run.evaluations),
-            skipped=tuple(run.skipped),
-            steps=len(run.losses),
-            finished=len(run.losses) == total,
+        return run.progress.result(
+            run.model,
+            run.progress.optimizer.state_dict(),
+            total=total,
             seconds=time.perf_counter() - started,
         )
-
-
-def _due(done: int, every: int | None, last: int) -> bool:
-    return done == last or (every is not None and done % every == 0)
 
 
 @contextmanager
@@ -202,8 +153,7 @@ def _build(job: Job, world: World) -> _Run:
         world=world,
         model=model,
         forward=model,
-        optimizer=optimizer,
-        schedule=job.build_schedule(optimizer),
+        progress=Progress(job=job, optimizer=optimizer, schedule=job.build_schedule(optimizer)),
         objective=job.build_objective(),
         batches=batches,
         evaluator=None if job.evaluation is None else Evaluator(job),
@@ -211,35 +161,14 @@ def _build(job: Job, world: World) -> _Run:
 
 
 def _step(run: _Run, step: int) -> Step:
-    """One training step: gradients, clipping, update, schedule."""
-    started = time.perf_counter()
-    job, rate = run.job, run.optimizer.param_groups[0]["lr"]
+    """One training step: gradients, and what every step ends with."""
+    started_s = time.perf_counter()
     loss, weight = _gradients(run, step)
-    norm = None
-    if job.clip_norm is not None and math.isfinite(loss):
-        norm = float(nn.utils.clip_grad_norm_(run.trained, job.clip_norm))
-    finite = math.isfinite(loss) and (norm is None or math.isfinite(norm))
-    if not finite and job.nonfinite == "stop":
-        lost = f"a loss of {loss} over a weight of {weight:g}"
-        raise NonfiniteError(
-            f"job {job.name!r} has {lost if norm is None else f'gradients of norm {norm}'} at step {step}",
-            setting="nonfinite",
-            works="'skip' to leave such steps out, or a lower learning rate",
-        )
-    if finite:
-        run.optimizer.step()
-    else:
-        run.skipped.append(step)
-    run.optimizer.zero_grad(set_to_none=True)
-    if run.schedule is not None:
-        with warnings.catch_warnings():
-            if run.skipped:  # torch warns of a schedule that moves before the optimizer's first step
-                warnings.simplefilter("ignore", UserWarning)
-            run.schedule.step()
-    run.losses.append(loss)
-    seconds = time.perf_counter() - started
-    return Step(
-        step=step, loss=loss, norm=norm, skipped=not finite, learning_rate=float(rate), seconds=seconds
+    return run.progress.finish(
+        loss,
+        clip=lambda most: nn.utils.clip_grad_norm_(run.trained, most),
+        started_s=started_s,
+        weight=weight,
     )
 
 
@@ -311,50 +240,18 @@ def _evaluate(run: _Run, done: int) -> Evaluated:
 def _save(run: _Run, file: Path) -> None:
     if run.world.rank != 0:
         return
-    state = {
-        "job": run.job.to_json(),
-        "model": run.model.state_dict(),
-        "optimizer": run.optimizer.state_dict(),
-        "schedule": None if run.schedule is None else run.schedule.state_dict(),
-        "losses": run.losses,
-        "evaluations": [asdict(evaluated) for evaluated in run.evaluations],
-        "skipped": run.skipped,
-    }
-    checkpoint.save(file, state)
+    progress = run.progress
+    checkpoint.save(file, progress.state(run.model.state_dict(), progress.optimizer.state_dict()))
 
 
 def _restore(run: _Run, file: Path) -> None:
-    state = checkpoint.load(file, device=run.world.device)
-    lacking = [name for name in ("job", "model", "optimizer", "losses") if name not in state]
-    if lacking:
-        raise FileError(
-            f"checkpoint {file} has no {lacking[0]}: it is not one of a job",
-            setting="resume",
-            works="a checkpoint that train() wrote",
-        )
-    other = run.job.differs(state["job"])
-    if other is not None:
-        name, then, now = other
-        raise FileError(
-            f"checkpoint {file} is of another job: its {name} is {then!r}, and this job's is {now!r}",
-            setting=name,
-            works=repr(then),
-        )
+    state = read(run.job, file, device=run.world.device)
     try:
         run.model.load_state_dict(state["model"])
-        run.optimizer.load_state_dict(state["optimizer"])
-        if run.schedule is not None:
-            run.schedule.load_state_dict(state["schedule"])
+        run.progress.optimizer.load_state_dict(state["optimizer"])
+        run.progress.restore(state)
     except (RuntimeError, ValueError, KeyError) as error:
-        reason = " ".join(str(error).split())[:300]
-        raise FileError(
-            f"checkpoint {file} does not fit what the job builds now: {reason}",
-            setting="resume",
-            works="the code that it was written with",
-        ) from error
-    run.losses = list(state["losses"])
-    run.evaluations = [Evaluated(**evaluated) for evaluated in state["evaluations"]]
-    run.skipped = list(state["skipped"])
+        raise unfit(file, error) from error
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 import os
 import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -120,10 +121,47 @@ def test_the_real_ones_freeze_count_and_kill(within):
             assert group.processes() == [process.pid]
             group.freeze(True)
             time.sleep(0.05)
-            group.kill()
+            entrances = group.entrances
+            group.remove()
             assert process.wait(30) == -9
         finally:
             process.kill()
             process.wait()
             group.remove()
-        assert not any(os.path.exists(entrance) for entrance in group.entrances)
+        assert not any(os.path.exists(entrance) for entrance in entrances)
+
+
+LARGE = """
+import time
+held = b"x" * (400 << 20)  # to give it back takes a while
+print("ready", flush=True)
+time.sleep(300)
+"""
+
+
+def test_killed_processes_of_an_idle_group_die_though_the_core_is_busy():
+    trees = [tree for tree in find_trees() if "idle" in tree.uses]
+    if not trees:
+        pytest.skip("no control groups may be made here")
+    core = min(os.sched_getaffinity(0))
+    group = Group(f"plait-test-{os.getpid()}", trees=trees)
+    process = subprocess.Popen([sys.executable, "-S", "-c", LARGE], stdout=subprocess.PIPE)
+    busy = []
+    try:
+        assert group.is_idle
+        assert process.stdout.readline() == b"ready\n"
+        # Each in a session of its own, for those of one session may share one weight.
+        spin = ("sh", "-c", "while :; do :; done")
+        busy = [subprocess.Popen(spin, start_new_session=True) for _ in range(4)]
+        for each in (process, *busy):
+            os.sched_setaffinity(each.pid, [core])
+        for entrance in map(Path, group.entrances):
+            entrance.write_text(str(process.pid))
+        group.remove()
+        assert process.wait(60) == -9
+    finally:
+        for each in (*busy, process):
+            each.kill()
+            each.wait()
+        process.stdout.close()
+        group.remove()

@@ -98,6 +98,23 @@ def test_files_of_the_living_are_found_and_those_of_the_dead_removed(tmp_path, p
     assert list(publishing(folder, "foreground")) == []
 
 
+@pytest.mark.parametrize("moment", ["opens", "closes"])
+def test_whoever_publishes_removes_the_files_of_the_dead(tmp_path, moment):
+    """No multiplexer, who reads them, need ever run."""
+    code = "import sys, os, signal; from plait.burst.phases import Publisher\n"
+    code += "Publisher(directory=sys.argv[1]); os.kill(os.getpid(), signal.SIGKILL)"
+    killed = [sys.executable, "-c", code, str(tmp_path / "here")]
+    first = Publisher(directory=tmp_path / "here")
+    assert subprocess.run(killed).returncode == -9
+    assert len(os.listdir(tmp_path / "here")) == 2
+    if moment == "opens":
+        second = Publisher(directory=tmp_path / "here")
+        assert sorted((tmp_path / "here").iterdir()) == sorted([first.path, second.path])
+        second.close()
+    first.close()
+    assert not (tmp_path / "here").exists()
+
+
 def test_files_of_another_pid_namespace_are_left_alone(publisher):
     """Their numbers mean nothing here, though a process may have the same one."""
     role, _, *rest = publisher.path.name.split("-")

@@ -1,7 +1,7 @@
 """Leases: who may have which segments when, what is read ahead for them, and what leaves."""
 
 import threading
-from concurrent.futures import wait
+from concurrent.futures import FIRST_COMPLETED, wait
 
 import pytest
 from store_letters import SOON_S, P, define, lease, read, segment, until, write
@@ -38,6 +38,23 @@ def test_a_request_that_does_not_fit_is_overtaken_by_one_that_does(make):
     assert not large.done()
     held.release()
     large.result(SOON_S).release()
+
+
+def test_a_request_that_does_not_fit_is_not_overtaken_for_ever(make):
+    store = make(pages=4)
+    define(store, "abc", pages=2)
+    store.define(segment("job/all", pages=4))
+    held = lease(store, a="write")
+    large = store.request([Request("job/all", "write")])
+    for key in "bcabcabcabcabc":  # one of them is always leased
+        following = store.request([Request(f"job/{key}", "write")])
+        held.release()
+        wait([following, large], SOON_S, return_when=FIRST_COMPLETED)
+        if large.done():
+            break
+        held = following.result(SOON_S)
+    large.result(0).release()
+    following.result(SOON_S).release()
 
 
 def test_segments_that_lie_apart_are_brought_together(make):

@@ -1,5 +1,7 @@
 """Dividing a budget: what is left beside the processes, shared out so that plans fit."""
 
+from concurrent.futures import Future
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -8,7 +10,7 @@ from plait import Factory, Job
 from plait.cluster.disk import DiskSpeed
 from plait.errors import UsageError
 from plait.spill.announcement import announce, bound_seconds, foretell
-from plait.spill.preparation import SLACK_BYTES, Known, divide, unit_seconds
+from plait.spill.preparation import SLACK_BYTES, Known, Preparation, divide, unit_seconds
 from plait.spill.runner import Runner
 from plait.spill.task import Task
 from plait.spill.units import Head
@@ -32,6 +34,28 @@ def known():
     )
     runner = Runner(memoryview(b""))
     return Known(job=job, description=runner.describe(job), costs=runner.measure(job))
+
+
+class Hand:
+    """A device in this process, which notes what it is asked."""
+
+    def __init__(self):
+        self.runner, self.asked = Runner(memoryview(b"")), []
+
+    def call(self, method, job):
+        self.asked.append((method, job.name))
+        answer = Future()
+        answer.set_result(getattr(self.runner, method)(job))
+        return answer
+
+
+def test_devices_with_nothing_to_learn_trace_what_they_will_run(known):
+    jobs = [known.job, replace(known.job, name="second", optimizer=Factory("torch.optim:AdamW", lr=1e-3))]
+    hands = [Hand(), Hand(), Hand()]
+    learned = Preparation(hands).learn(jobs)
+    assert [one.job.name for one in learned] == ["wide", "second"]
+    assert hands[0].asked == [("describe", "wide"), ("describe", "second"), ("measure", "wide")]
+    assert hands[1].asked == hands[2].asked == [("describe", "wide")]
 
 
 def task(known, planner):

@@ -37,6 +37,8 @@ Use = Literal["idle", "freeze", "time", "memory"]
 _CONTROLLERS: dict[str, Use] = {"cpu": "idle", "freezer": "freeze", "cpuacct": "time", "memory": "memory"}
 """Of version 1, and what they are used for."""
 _REMOVE_SECONDS = 5.0
+_RELEASES = {"cpu.idle": "0", "freezer.state": "THAWED", "cgroup.freeze": "0"}
+"""What killed processes need to die: processor time, which an idle group gets only where nobody wants it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -190,16 +192,8 @@ class Group:
         file = "memory.oom_control" if tree.version == 1 else "memory.events"
         return _fields(folder / file).get("oom_kill", 0)
 
-    def kill(self) -> None:
-        """Kill all that runs in it; frozen or not."""
-        for pid in self.processes():
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        if self.can_freeze:  # what is frozen dies when it is thawed, before it does anything else
-            self.freeze(False)
-
     def remove(self) -> None:
-        """Kill what still runs in it, and remove it from every tree."""
+        """Kill what still runs in it, frozen or not, and remove it from every tree."""
         remove_folders(folder for _, folder in self._folders)
         self._folders, self._uses = [], {}
 
@@ -213,10 +207,9 @@ def remove_folders(folders: Iterable[Path]) -> None:
             for pid in _pids(folder):
                 with suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
-        for folder in left:
-            for file, word in (("freezer.state", "THAWED"), ("cgroup.freeze", "0")):
-                if (folder / file).exists():
-                    _try_write(folder / file, word)
+        for folder in left:  # now, when all they can still do is die
+            for file, word in _RELEASES.items():
+                _try_write(folder / file, word)
         for folder in left:
             try:
                 folder.rmdir()
@@ -225,7 +218,9 @@ def remove_folders(folders: Iterable[Path]) -> None:
             except OSError as error:
                 # A killed process leaves its group only when the kernel has torn it down.
                 if error.errno != errno.EBUSY or time.monotonic() > deadline:
-                    raise WorkerError(f"the group {folder} cannot be removed: {error.strerror}") from error
+                    raise WorkerError(
+                        f"the group {folder} cannot be removed: {error.strerror}, processes {_pids(folder)}"
+                    ) from error
         if any(folder.is_dir() for folder in given):
             time.sleep(0.005)
 

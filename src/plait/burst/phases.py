@@ -10,8 +10,9 @@ between processes, and whoever reads cannot delay whoever writes.
     then           the last 1024 phases: since when, which
 
 Times are nanoseconds of CLOCK_MONOTONIC, which all processes of a machine share. A file of a process that
-was killed stays; its name has the process's number and start, so that anyone can tell, and remove it: anyone
-in the same pid namespace, for shared memory may be that of several containers, and numbers are not.
+was killed stays; its name has the process's number and start, so that the next one who writes or reads there
+can tell, and removes it: anyone in the same pid namespace, for shared memory may be that of several
+containers, and numbers are not.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from ctypes import CDLL, Structure, byref, c_int, c_int64, c_uint32
 from dataclasses import dataclass
 from enum import IntEnum
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
 DIRECTORY_VARIABLE = "PLAIT_BURST_DIRECTORY"
 """Where the files are; the default is in shared memory, one folder a user."""
@@ -185,6 +186,7 @@ class Publisher:
         if path is not None and os.getpid() == self._owner:  # a forked child has its parent's publisher
             with suppress(OSError):
                 path.unlink()
+            _sweep(path.parent)
             with suppress(OSError):
                 path.parent.rmdir()  # the last one closes the door
 
@@ -195,6 +197,7 @@ class Publisher:
             directory.mkdir(mode=0o700, parents=True, exist_ok=True)
             if directory.stat().st_uid != os.getuid():
                 return  # somebody else made it, and could make us write anywhere
+            _sweep(directory)
             try:
                 # Complete before it has its name: nobody reads half a file.
                 descriptor, partial = tempfile.mkstemp(prefix=".", dir=directory)
@@ -338,17 +341,26 @@ def publishing(directory: Path, role: Role) -> Iterator[Path]:
 
     Those of another pid namespace are left alone: whether their processes run cannot be told from here.
     """
+    return (path for path in _sweep(directory) if path.name.startswith(f"{role}-"))
+
+
+def _sweep(directory: Path) -> list[Path]:
+    """Remove the files of dead processes of this pid namespace; those of the living."""
     try:
         names = sorted(os.listdir(directory))
     except OSError:
-        return
-    here = str(pid_namespace())
+        return []
+    living, here = [], str(pid_namespace())
     for name in names:
-        parts = name.split("-")
-        if parts[:2] != [role, here] or len(parts) < 4 or not (parts[2].isdecimal() and parts[3].isdecimal()):
+        role, *numbers = name.split("-")
+        if role not in get_args(Role) or len(numbers) < 3 or not all(map(str.isdecimal, numbers[:3])):
             continue
-        if start_ticks(int(parts[2])) == int(parts[3]):
-            yield directory / name
+        namespace, pid, started = numbers[:3]
+        if namespace != here:
+            continue
+        if start_ticks(int(pid)) == int(started):
+            living.append(directory / name)
         else:
             with suppress(OSError):
                 (directory / name).unlink()
+    return living

@@ -84,16 +84,18 @@ class Background:
         self._steps = 0
         self._folder = default_directory() / self.label
         self._lock = threading.RLock()
-        with ExitStack() as stack:
-            self._watchdog = leftover.Watchdog(self.label)
-            stack.callback(self._watchdog.end)  # the last to go
-            stack.callback(leftover.remove, self.label)
+        self._watchdog = leftover.Watchdog(self.label)
+        try:
             self._folder.mkdir(mode=0o700, parents=True)
             self._group = Group(self.label, idle=work.idle, memory_bytes=work.memory_bytes)
             self.protection = self._protection()
             """How the foreground is protected from it."""
             self._process = self._start()
-            self._open: ExitStack | None = stack.pop_all()
+        except BaseException:
+            with self._watchdog.relieved():
+                leftover.remove(self.label)
+            raise
+        self._open = True
 
     def _start(self) -> subprocess.Popen[bytes]:
         own_session = self._must_have_session
@@ -156,7 +158,7 @@ class Background:
     def pause(self) -> None:
         """Stop all its processes where they are; they keep their memory. What was asked to end goes on."""
         with self._lock:
-            if not self.paused and not self._ending and self._open is not None:
+            if not self.paused and not self._ending and self._open:
                 self.paused = True
                 self._stop_or_go(frozen=True)
 
@@ -196,7 +198,7 @@ class Background:
         Some are new since a pause; some made a new session, which has a new autogroup, of full weight.
         """
         with self._lock:
-            if self._open is None:
+            if not self._open:
                 return
             if self.paused and not self._group.can_freeze:
                 self._look()
@@ -217,8 +219,8 @@ class Background:
     def seconds(self) -> float:
         """Processor time used so far, by all its processes."""
         with self._lock:
-            counted = self._group.seconds() if self._open is not None else None
-            if counted is None and self._open is not None:
+            counted = self._group.seconds() if self._open else None
+            if counted is None and self._open:
                 self._look()
                 counted = sum(_seconds_of(pid) for pid in self._members)
             self._seconds = max(self._seconds, counted or 0.0)
@@ -260,26 +262,26 @@ class Background:
             return None
 
     def end(self, grace_seconds: float = 3.0) -> None:
-        """Ask it to end, kill what has not after the grace, and leave nothing behind."""
-        if self._open is None:
+        """Ask it to end, kill what has not after the grace, and leave nothing behind.
+
+        What cannot be removed at once raises, and the watchdog removes it as soon as it can.
+        """
+        if not self._open:
             return
         if self.exit_code is None:
             self.leave(grace_seconds)
         with self._lock:
-            if self._open is None:  # another thread was faster
+            if not self._open:  # another thread was faster
                 return
             self.seconds()
             self.steps()
             self.oom_kills = self._group.oom_kills()
-            stack, self._open = self._open, None
-        try:
-            self._group.kill()
+            self._open = False
+        with self._watchdog.relieved():
             self._group.remove()
-        finally:
-            stack.close()
-            with suppress(ProcessLookupError):
-                self._process.kill()
-            self._process.wait()
+            leftover.remove(self.label)
+            self._process.kill()  # it may have shed its label
+        self._process.wait()
 
 
 def _seconds_of(pid: int) -> float:

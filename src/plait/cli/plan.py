@@ -1,38 +1,57 @@
-"""``plait plan``: a plan from a profile alone, with no model, no device and no torch."""
+"""``plait plan``: which strategy fits a job, or many, and what it would take, before anything runs."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from plait.cli import EXIT_FAILED
+from plait.cli.scenario import (
+    LATENCY,
+    RATE,
+    Batch,
+    ClusterFile,
+    Devices,
+    DiskRate,
+    Hosts,
+    Latency,
+    Memory,
+    Rate,
+    Scenario,
+    only,
+    scenarios,
+)
 from plait.errors import UsageError
 
 if TYPE_CHECKING:
-    from plait.burst.burst_plan import BurstPlan
-    from plait.burst.frontier import Frontier
-    from plait.pipeline.plan import PipelinePlan
-    from plait.profile import Profile
+    from plait.page import Section
+    from plait.strategy import Comparison, Demand
+    from plait.strategy.option import StrategyName
 
-_ROWS = 16
-"""Of a longer frontier, the table shows so many plans."""
-_PLOT = (64, 14)
-"""Columns and lines."""
+STRATEGIES = ("auto", "data", "pipeline", "burst", "spill")
 
 
 def plan(
-    file: Annotated[Path, typer.Argument(help="A profile (.json), as `plait profile --out` writes it.")],
-    strategy: Annotated[str, typer.Option(help="burst or pipeline.")] = "burst",
-    devices: Annotated[int, typer.Option(help="How many there are.")] = 2,
-    batch: Annotated[int, typer.Option(help="Rows of a step, over all devices.")] = 32,
-    bandwidth: Annotated[
-        str, typer.Option("--bandwidth", "--rate", help="Between any two devices, such as 1gbit or 12GB/s.")
-    ] = "1gbit",
-    latency: Annotated[str, typer.Option(help="Of a message, such as 40us.")] = "50us",
-    memory: Annotated[str | None, typer.Option(help="Of each device, such as 8GiB.")] = None,
+    file: Annotated[Path, typer.Argument(help="A jobs file (.py or .json), or a profile (.json).")],
+    strategy: Annotated[
+        str | None,
+        typer.Option(help="auto (compare all), data, pipeline, burst or spill. [default: auto]"),
+    ] = None,
+    devices: Devices = None,
+    batch: Batch = None,
+    rate: Rate = None,
+    latency: Latency = None,
+    memory: Memory = None,
+    hosts: Hosts = None,
+    disk: DiskRate = None,
+    cluster: ClusterFile = None,
+    job: Annotated[str | None, typer.Option(help="One job of the file; default: all.")] = None,
+    objective: Annotated[str, typer.Option(help="Of several jobs: makespan or throughput.")] = "makespan",
+    optimizer: Annotated[
+        str | None, typer.Option(help="sgd, momentum or adam: whose state to count, not the profile's.")
+    ] = None,
     limit: Annotated[
         float | None,
         typer.Option(help="burst: the fastest plan within so many times the device time of one device."),
@@ -46,243 +65,252 @@ def plan(
         typer.Option(help="burst: the best total, where idle devices do other work of this value."),
     ] = None,
     widths: Annotated[str | None, typer.Option(help="burst: widths to choose from, as in 1,2,4,8.")] = None,
+    cache: Annotated[
+        Path | None, typer.Option(help="Where profiles of jobs are kept [default: in the user's cache].")
+    ] = None,
     out: Annotated[Path | None, typer.Option(help="Write the plan to this file.")] = None,
     timeline: Annotated[
-        Path | None, typer.Option(help="burst: draw the step: .svg, .html, or .json for Perfetto.")
+        Path | None, typer.Option(help="Draw a step of the plan: .svg, .html, or .json for Perfetto.")
     ] = None,
+    html: Annotated[Path | None, typer.Option(help="Write a page with tables, plots and a step.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
-    """Plan a step for a number of devices, and say what it should take."""
+    """Compare the strategies for a job on a cluster that is there or not, and say what to run and why."""
+    from plait.cli.playing import check_drawing
+    from plait.cli.source import demand_of, profile_in, several
     from plait.destination import check_file
 
-    for path, setting in ((out, "--out"), (timeline, "--timeline")):
+    for path, setting in ((out, "--out"), (html, "--html")):
         if path is not None:
             check_file(path, setting=setting)
-    profile = _profile(file)
-    if strategy == "pipeline":
-        _refuse_burst_options(
-            limit=limit,
-            deadline=deadline,
-            background_value=background_value,
-            widths=widths,
-            timeline=timeline,
-        )
-        made = _pipelined(profile, devices, batch, bandwidth, latency, memory)
-        _show_pipeline(made, profile, as_json)
-        if out is not None:
-            made.save(out)
-        return
-    if strategy != "burst":
-        raise UsageError(
-            f"there is no strategy {strategy!r} here", setting="--strategy", works="burst, pipeline"
-        )
-    frontier = _frontier(
-        profile,
+    if timeline is not None:
+        check_drawing(timeline)
+    burst = {
+        "limit": limit,
+        "deadline": deadline,
+        "background_value": background_value,
+        "widths": widths,
+    }
+    chosen = _strategy(strategy, burst)
+    found = scenarios(
+        file=cluster,
         devices=devices,
         batch=batch,
-        bandwidth=bandwidth,
+        rate=rate,
         latency=latency,
         memory=memory,
-        widths=None if widths is None else _numbers(widths),
-        limit=limit,
-        deadline_ms=None if deadline is None else _milliseconds(deadline),
-        background_value=background_value,
+        hosts=hosts,
+        disk=disk,
     )
-    if as_json:
-        _print_json(frontier)
-    else:
-        _show(frontier, profile)
-    if out is not None:
-        frontier.chosen.save(out)
-    if timeline is not None:
-        from plait.burst.events import predict
-        from plait.burst.network import Network
-
-        predict(frontier.chosen, profile, Network.of(bandwidth, latency)).timeline.export(timeline)
-
-
-def _profile(file: Path) -> Profile:
-    from plait.profile import Profile
-
-    if file.suffix == ".py":
-        raise UsageError(
-            f"{file} is a jobs file, of which nothing is measured yet",
-            setting="FILE",
-            works=f"plait profile {file} --out profile.json, then plait plan profile.json",
-        )
-    return Profile.load(file)
+    results = _Results(out=out, timeline=timeline, html=html, as_json=as_json)
+    results.check(found)
+    if job is None and several(file):
+        _plan_many(file, only(found), chosen, objective, cache, results)
+        return
+    uniform = cluster is None and hosts is None and disk is None and optimizer is None
+    if uniform and len(found) == 1 and chosen in ("burst", "pipeline") and profile_in(file) is not None:
+        demand = demand_of(file, job=job, batch=found[0].batch, optimizer=None, devices=1)
+        figures = {
+            "devices": len(found[0].cluster.devices),
+            "bandwidth": rate[0] if rate else RATE,
+            "latency": latency[0] if latency else LATENCY,
+            "memory": memory[0] if memory else None,
+        }
+        (_plan_burst if chosen == "burst" else _plan_pipeline)(demand, found[0], figures, burst, results)
+        return
+    _refuse(burst, "one cluster given by --devices, --rate, --latency and --memory alone")
+    _show_compared([_compared(file, one, chosen, job, optimizer, cache) for one in found], results)
 
 
-def _frontier(profile: Profile, **settings: Any) -> Frontier:
-    from plait.burst.planner import plan as planned
-
-    try:
-        return planned(profile, **settings)
-    except UsageError as error:
-        if error.setting != "deadline_ms":
-            raise
-        # Here it is read with a unit, and without one as seconds.
-        works = f"{error.works}ms" if str(error.works)[:1].isdigit() else error.works
-        raise UsageError(error.what, setting="--deadline", works=works) from None
+def _strategy(given: str | None, burst: dict[str, Any]) -> str:
+    """The strategy asked for; options that only burst has ask for it."""
+    chosen = given or ("burst" if any(value is not None for value in burst.values()) else "auto")
+    check_strategy(chosen)
+    if chosen != "burst":
+        _refuse(burst, "--strategy burst")
+    return chosen
 
 
-def _refuse_burst_options(**options: Any) -> None:
-    for name, given in options.items():
-        if given is not None:
+def check_strategy(name: str) -> None:
+    """Refuse one that does not exist."""
+    if name not in STRATEGIES:
+        raise UsageError(f"there is no strategy {name!r}", setting="--strategy", works=", ".join(STRATEGIES))
+
+
+def _refuse(burst: dict[str, Any], works: str) -> None:
+    for name, value in burst.items():
+        if value is not None:
             option = f"--{name.replace('_', '-')}"
-            raise UsageError(f"{option} is for burst", setting=option, works=f"--strategy burst {option}")
+            raise UsageError(f"{option} is for burst", setting=option, works=works)
 
 
-def _numbers(text: str) -> list[int]:
-    try:
-        return [int(part) for part in text.split(",")]
-    except ValueError:
-        raise UsageError(f"{text!r} is no list of widths", setting="--widths", works="1,2,4,8") from None
+class _Results:
+    """Where results go."""
+
+    def __init__(self, *, out: Path | None, timeline: Path | None, html: Path | None, as_json: bool) -> None:
+        self.out, self.timeline, self.html, self.as_json = out, timeline, html, as_json
+
+    def check(self, found: list[Scenario]) -> None:
+        """Refuse files for one plan where there are several."""
+        for path, setting in ((self.out, "--out"), (self.timeline, "--timeline")):
+            if path is not None and len(found) > 1:
+                raise UsageError(
+                    f"{len(found)} scenarios have no one plan",
+                    setting=setting,
+                    works="one value of each option",
+                )
+
+    def write(
+        self,
+        title: str,
+        sections: list[Section],
+        plan: Any,
+        demand: Demand,
+        scenario: Scenario,
+        collective: Any = None,
+    ) -> None:
+        """The plan, a step of it, and the page."""
+        import json
+
+        from plait.destination import write_text
+
+        if self.out is not None and plan is not None:
+            write_text(self.out, json.dumps(plan.to_json(), indent=1) + "\n", setting="--out")
+        if self.timeline is None and self.html is None:
+            return
+        from plait.cli.playing import device_tracks, play, playable
+
+        drawn: list[Section] = []
+        if plan is not None and playable(plan, demand):
+            from plait.page import Heading
+            from plait.timeline.picture import Gantt
+
+            played = play(plan, demand, scenario.cluster, steps=2, collective=collective)
+            if self.timeline is not None:
+                played.timeline.export(self.timeline)
+            gantt = Gantt(timelines={"simulated": played.timeline}, counted=device_tracks(played))
+            drawn = [Heading("Two steps of the plan, simulated"), gantt]
+        if self.html is not None:
+            from plait.page import save
+
+            save(self.html, title, [*sections, *drawn])
 
 
-def _milliseconds(text: str) -> float:
-    from plait.units import parse_seconds
+def _plan_burst(
+    demand: Demand, scenario: Scenario, figures: dict[str, Any], asked: dict[str, Any], results: _Results
+) -> None:
+    from plait.cli import plan_burst as view
 
-    return 1e3 * parse_seconds(text, setting="--deadline")
+    frontier = view.planned(
+        demand.profile,
+        batch=demand.batch,
+        **figures,
+        widths=None if asked["widths"] is None else view.widths_of(asked["widths"]),
+        limit=asked["limit"],
+        deadline_ms=None if asked["deadline"] is None else view.milliseconds(asked["deadline"]),
+        background_value=asked["background_value"],
+    )
+    if results.as_json:
+        view.print_frontier(frontier)
+    else:
+        view.show(frontier, demand.profile)
+    title = f"{demand.name}: how wide each block pays"
+    results.write(title, view.sections(frontier), frontier.chosen, demand, scenario)
 
 
-def _print_json(frontier: Frontier) -> None:
+def _plan_pipeline(
+    demand: Demand, scenario: Scenario, figures: dict[str, Any], asked: dict[str, Any], results: _Results
+) -> None:
+    from plait.cli import plan_pipeline as view
+
+    made = view.planned(demand.profile, batch=demand.batch, **figures)
+    view.show(made, demand.profile, results.as_json)
+    title = f"{demand.name}: {len(made.stages)} stages"
+    results.write(title, view.sections(made, demand.profile), made, demand, scenario)
+
+
+def _compared(
+    file: Path,
+    scenario: Scenario,
+    strategy: str,
+    job: str | None,
+    optimizer: str | None,
+    cache: Path | None,
+) -> tuple[Scenario, Comparison]:
+    from plait.cli.console import status
+    from plait.cli.source import demand_of
+    from plait.strategy.comparison import compare_demand
+
+    demand = demand_of(
+        file,
+        job=job,
+        batch=scenario.batch,
+        optimizer=optimizer,
+        devices=len(scenario.cluster.devices),
+        cache=cache,
+    )
+    with status(f"comparing ways to train {demand.name}"):
+        return scenario, compare_demand(demand, scenario.cluster, strategies=strategies_of(strategy))
+
+
+def strategies_of(strategy: str) -> tuple[StrategyName, ...]:
+    """Those to look at."""
+    from plait.strategy.comparison import STRATEGIES as EVERY
+
+    return EVERY if strategy == "auto" else tuple(name for name in EVERY if name == strategy)
+
+
+def _show_compared(found: list[tuple[Scenario, Comparison]], results: _Results) -> None:
+    from plait.cli import comparing
     from plait.cli.console import print_json
 
-    chosen = frontier.chosen
-    forecast = chosen.forecast
-    assert forecast is not None
-    print_json(
-        {
-            "format": "plait.frontier.burst/1",
-            "strategy": "burst",
-            "step_ms": forecast.step_ms,
-            "device_ms": forecast.device_ms,
-            "single_ms": forecast.single_ms,
-            "amplification": forecast.amplification,
-            "devices": chosen.devices,
-            "batch": chosen.batch,
-            "blocks": list(chosen.blocks),
-            "widths": list(chosen.widths),
-            "idle_ms": list(forecast.idle_ms),
-            "gap": frontier.gap,
-            "frontier": [list(point) for point in frontier.points],
-            "remarks": list(frontier.remarks),
-        }
+    if results.as_json:
+        print_json(comparing.as_json(found))
+    elif len(found) == 1:
+        comparing.show(found[0][1])
+    else:
+        comparing.show_what_if(found)
+    scenario, comparison = found[0]
+    option = comparison.chosen if len(found) == 1 else None
+    results.write(
+        f"{comparison.demand.name}: what to run",
+        comparing.sections(found),
+        None if option is None else option.plan,
+        comparison.demand,
+        scenario,
+        None if option is None else option.collective,
     )
+    if all(comparison.chosen is None for _, comparison in found):
+        raise typer.Exit(EXIT_FAILED)
 
 
-def _show(frontier: Frontier, profile: Profile) -> None:
-    import sys
+def _plan_many(
+    file: Path, scenario: Scenario, strategy: str, objective: str, cache: Path | None, results: _Results
+) -> None:
+    import json
 
-    from plait.cli.console import print_table
+    from plait.cli import workload
+    from plait.cli.console import print_json
+    from plait.destination import write_text
+    from plait.page import save
 
-    chosen = frontier.plans.index(frontier.chosen)
-    rows = []
-    for place in _shown(len(frontier), chosen):
-        made = frontier.plans[place]
-        forecast = made.forecast
-        assert forecast is not None
-        rows.append(
-            [
-                "→" if place == chosen else "",
-                f"{forecast.step_ms:.4g}",
-                f"{forecast.speedup:.2f}",
-                f"{forecast.device_ms:.4g}",
-                f"{forecast.amplification:.2f}",
-                _runs(made),
-            ]
-        )
-    name = profile.model or "profile"
-    title = f"{name}: batch {frontier.fastest.batch} on up to {frontier.fastest.devices} devices"
-    print_table(title, ["", "step ms", "speed-up", "device ms", "amplification", "blocks x width"], rows)
-    lines = [""] if len(frontier) == 1 else ["", *plot(frontier.points, chosen), ""]
-    exact = "these are all plans worth having"
-    below = frontier.gap / (1 + frontier.gap)
-    near = f"no plan has both figures more than {100 * below:.1f}% below all of these"
-    count = "1 plan" if len(frontier) == 1 else f"{len(frontier)} plans"
-    lines.append(f"{count}; {exact if frontier.gap == 0 else near}")
-    lines += [f"note: {remark}" for remark in frontier.remarks]
-    sys.stdout.write("\n".join(lines) + "\n")
-
-
-def _shown(count: int, chosen: int) -> list[int]:
-    """The plans that the table shows, the chosen one and both ends among them."""
-    if count <= _ROWS:
-        return list(range(count))
-    return sorted({round(k * (count - 1) / (_ROWS - 1)) for k in range(_ROWS)} | {chosen})
-
-
-def _runs(made: BurstPlan, most: int = 6) -> str:
-    """The widths, blocks of one width together: ``13x8 3x1``."""
-    found: list[list[int]] = []
-    for width in made.widths:
-        if found and found[-1][1] == width:
-            found[-1][0] += 1
-        else:
-            found.append([1, width])
-    text = " ".join(f"{count}x{width}" for count, width in found[:most])
-    return text + (f" ... ({len(found)} runs)" if len(found) > most else "")
-
-
-def plot(points: Sequence[tuple[float, float]], chosen: int) -> list[str]:
-    """The points in characters, both figures on a logarithmic scale; the chosen one stands out."""
-    columns, lines = _PLOT
-    places = []
-    for axis, size in ((0, columns), (1, lines)):
-        logs = [math.log(max(point[axis], 1e-9)) for point in points]
-        low, high = min(logs), max(logs)
-        places.append([round((value - low) / (high - low or 1) * (size - 1)) for value in logs])
-    grid = [[" "] * columns for _ in range(lines)]
-    for x, y in zip(*places, strict=True):
-        grid[lines - 1 - y][x] = "*"
-    grid[lines - 1 - places[1][chosen]][places[0][chosen]] = "@"
-    top, bottom = (f"{pick(point[1] for point in points):.4g}" for pick in (max, min))
-    edge = max(len(top), len(bottom))
-    left = [top.rjust(edge), *[" " * edge] * (lines - 2), bottom.rjust(edge)]
-    found = ["device ms"] + [f"{mark} |{''.join(row).rstrip()}" for mark, row in zip(left, grid, strict=True)]
-    first, last = (f"{pick(point[0] for point in points):.4g}" for pick in (min, max))
-    found.append(f"{' ' * edge} +{'-' * columns}")
-    found.append(f"{' ' * edge}  {first}{last.rjust(columns - len(first))}  step ms (@ is the plan)")
-    return found
-
-
-def _pipelined(
-    profile: Profile, devices: int, batch: int, bandwidth: str, latency: str, memory: str | None
-) -> PipelinePlan:
-    from plait.pipeline.network import Network
-    from plait.pipeline.planning import plan as planned
-    from plait.units import parse_bytes, parse_rate, parse_seconds
-
-    network = Network.uniform(
-        devices,
-        latency_ms=1e3 * parse_seconds(latency, setting="--latency"),
-        bytes_per_s=parse_rate(bandwidth, setting="--bandwidth"),
+    made = workload.planned(
+        file,
+        scenario.cluster,
+        batch=scenario.batch,
+        objective=objective,
+        strategies=strategies_of(strategy),
+        cache=cache,
     )
-    limit = None if memory is None else parse_bytes(memory, setting="--memory")
-    return planned(profile, devices, global_batch=batch, memory_bytes=limit, network=network)
-
-
-def _show_pipeline(made: PipelinePlan, profile: Profile, as_json: bool) -> None:
-    import sys
-
-    from plait.cli.console import print_json, print_table
-    from plait.units import format_bytes
-
-    forecast = made.forecast
-    least, more = divmod(made.global_batch, made.order.micro_batches)
-    found = (profile.extrapolates(rows) for rows in (least, least + bool(more)))
-    remarks = list(dict.fromkeys(remark for remark in found if remark is not None))
-    if as_json:
-        shown = {"strategy": "pipeline", "step_ms": forecast.step_ms, "plan": made.to_json()}
-        print_json({**shown, "remarks": remarks})
-        return
-    rows = [
-        [place, f"{stage.first} to {stage.end - 1}", f"{busy_ms:.4g}", format_bytes(peak)]
-        for place, (stage, busy_ms, peak) in enumerate(
-            zip(made.stages, forecast.busy_ms, forecast.peak_bytes, strict=True)
-        )
-    ]
-    title = f"{made.order}: a step of {forecast.step_ms:.4g} ms, without the optimizer"
-    print_table(title, ["stage", "blocks", "busy ms", "memory"], rows)
-    sys.stdout.write("".join(f"note: {remark}\n" for remark in remarks))
+    if results.as_json:
+        print_json(made.to_json())
+    else:
+        workload.show(made)
+    if results.out is not None:
+        write_text(results.out, json.dumps(made.to_json(), indent=1) + "\n", setting="--out")
+    if results.timeline is not None:
+        made.timeline.export(results.timeline)
+    if results.html is not None:
+        save(results.html, f"{len(made.comparisons)} jobs: who runs where and when", workload.sections(made))
+    if made.chosen is None:
+        raise typer.Exit(EXIT_FAILED)

@@ -13,9 +13,16 @@ from typing import Literal
 
 from plait.errors import WorkerError
 
-What = Literal["note", "activation", "gradient", "report", "tied"]
+What = Literal["note", "activation", "gradient", "report", "tied", "word"]
 
-_KINDS: dict[What, bytes] = {"note": b"N", "activation": b"A", "gradient": b"G", "report": b"R", "tied": b"T"}
+_KINDS: dict[What, bytes] = {
+    "note": b"N",
+    "activation": b"A",
+    "gradient": b"G",
+    "report": b"R",
+    "tied": b"T",
+    "word": b"W",
+}
 _NAMES = {code: what for what, code in _KINDS.items()}
 _MAGIC = b"plait/1"
 _LAYOUT = struct.Struct("!7scIIQQQQ")
@@ -29,6 +36,8 @@ def message(what: What, step: int, number: int) -> str:
         return f"the {what} of step {step}"
     if what == "tied":
         return f"the gradients of tied weights in step {step}"
+    if what == "word":
+        return f"word {number}, after step {step}"
     return f"the {what} of micro-batch {number} in step {step}"
 
 
@@ -39,7 +48,7 @@ class Header:
     what: What
     step: int
     number: int
-    """The micro-batch; 0 for a note and a report; which of the tied weights."""
+    """The micro-batch; 0 for a note and a report; which of the tied weights; which word."""
     tensor_bytes: int
     """Of the tensors that follow."""
     extra_bytes: int = 0

@@ -3,7 +3,8 @@
 A request is *waiting* until a place is found for all of it at once, then *admitted*: nobody takes its places
 any more, and it needs nothing but transfers to end, so no two requests can wait for each other. It is granted
 when the last of them has. Requests are admitted first come first served; one that cannot fit beside what is
-leased is overtaken by others, except by those that want the same segments.
+leased is overtaken by others, except by those that want the same segments, and not for ever: leases end by
+themselves, so after a few of them nobody else is given a place until it has one.
 
 Everything here is called with the store's lock held.
 """
@@ -26,9 +27,12 @@ from plait.spill.segment import Request
 _AHEAD_LEAST, _AHEAD_MOST, _AHEAD_BYTES = 2, 16, 64 << 20
 """So many segments are read ahead at once: the least that keeps a disk busy, more where they are small."""
 _BEHIND_MOST = 2
+_PATIENCE = 4
+"""So many others may be given places before a request that needs more room than there is."""
 
-Outcome = Literal["over", "moving", "blocked"]
-"""Admitted or failed; will fit once what moves has arrived; does not fit beside what is leased."""
+Outcome = Literal["over", "moving", "crowded", "blocked"]
+"""Admitted or failed; will fit once what moves has arrived; does not fit beside what is leased; wants what
+somebody else has."""
 
 
 class Admission:
@@ -133,6 +137,7 @@ class Admission:
     def _admit(self) -> bool:
         """Admit whom there is room for; whether somebody will fit once what moves has arrived."""
         barred: dict[Holding, bool] = {}
+        crowded: list[Claim] = []
         moving = False
         for claim in list(self._waiting):
             if claim.future.cancelled():
@@ -142,11 +147,17 @@ class Admission:
             overtakes = any(
                 holding in barred and (barred[holding] or mode != "read") for holding, mode in wants
             )
+            needs_place = any(holding.state == "absent" for holding, _ in wants)
             outcome = "blocked" if overtakes else self._try(claim, may_place=not moving)
-            if outcome in ("moving", "blocked"):
+            if outcome != "over":
                 for holding, mode in wants:
                     barred[holding] = barred.get(holding, False) or mode != "read"
-            moving = moving or outcome == "moving"
+            elif needs_place:
+                for other in crowded:
+                    other.overtaken += 1
+            if outcome == "crowded":
+                crowded.append(claim)
+            moving = moving or outcome == "moving" or (outcome == "crowded" and claim.overtaken >= _PATIENCE)
         return moving
 
     def _try(self, claim: Claim, *, may_place: bool) -> Outcome:
@@ -189,18 +200,18 @@ class Admission:
         """It does not fit now; find out whether it will, or would if its own segments were elsewhere."""
         held = {h for h in self._holdings.values() if h.holders}
         if sum(h.segment.nbytes for h in held.union(claim.wants)) > self._movement.arena.space.nbytes:
-            return "blocked"
+            return "crowded"
         if any(
             h.state in ("leaving", "reserved", "loading") and h not in held for h in self._holdings.values()
         ):
             return "moving"
         own = [h for h in claim.wants if h.state == "present" and not h.holders]
         if not own:
-            return "blocked"
+            return "crowded"
         sizes = {h: h.segment.nbytes for h in claim.wants if h.state == "absent" or h in own}
         uses = self._uses(claim)
         if place(self._movement.arena.space, sizes, [_occupant(h, uses) for h in self._idle()]) is None:
-            return "blocked"
+            return "crowded"
         claim.moved_own = True
         for holding in own:
             self._movement.evict(holding, DEMAND)

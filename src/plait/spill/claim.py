@@ -24,6 +24,8 @@ class Claim:
     """It was not granted at once."""
     moved_own: bool = False
     """Segments of its own had to leave, to come back where they fit together."""
+    overtaken: int = 0
+    """How many were given places while there was not enough room for it."""
     places: dict[str, int] = field(default_factory=dict)
     """Where in the arena, once it is granted."""
 

@@ -75,6 +75,10 @@ class Preparation:
             alike.setdefault(_kind(job), []).append(job)
         # Jobs that are alike go to one device, which traces their model once.
         homes = {kind: self._devices[i % len(self._devices)] for i, kind in enumerate(alike)}
+        # Devices that have nothing to learn trace what they will run: their first unit does not wait for it.
+        kinds = list(alike.values())
+        for i, device in enumerate(self._devices[len(kinds) :] if kinds else ()):
+            device.call("describe", kinds[i % len(kinds)][0])
         described = {job.name: homes[_kind(job)].call("describe", job) for job in jobs}
         measured = {
             kind: homes[kind].call("measure", some[0])

@@ -1,191 +1,85 @@
-"""A timeline as a picture: SVG, and a page around it with zoom. Neither loads anything from anywhere."""
+"""Timelines as a picture: SVG, and a page around it with zoom. Neither loads anything from anywhere.
+
+On a page the wheel zooms, dragging moves, dragging with shift zooms into what was marked, a double click
+shows all, and the pointer tells what it is over. Several timelines stand above each other on one time
+axis, each beginning at zero: the predicted above the measured.
+"""
 
 from __future__ import annotations
 
 import math
+import re
+import zlib
 from collections import defaultdict
-from collections.abc import Sequence
-from html import escape
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from importlib.resources import files
+from typing import TYPE_CHECKING, ClassVar
 
-from plait.timeline.span import Sample, Span, by_track, extent, lanes, natural
+from plait.errors import UsageError
+from plait.page import text
+from plait.timeline.panel import GUTTER, PLOT, Panel
+from plait.timeline.span import Sample, Span, busy_ms, by_track, extent
+from plait.timeline.utilisation import IDLE
 from plait.units import format_seconds
 
-_WIDTH, _GUTTER, _PLOT = 1200, 170, 1010
-_ROW, _SPACE, _COUNTER, _HEAD = 18, 8, 40, 26
+if TYPE_CHECKING:
+    from plait.timeline.timeline import Timeline
+
+_WIDTH, _HEAD = 1200, 26
 _MOST = 20_000
+"""Shorter spans beyond so many are not drawn: a browser would be slow with them."""
+_NAMES = 8
+"""With more names than that, all of a kind (``F12``: ``F``; ``sync conv3``: ``sync``) share a colour."""
 
 _STYLE = """
-text{font:12px system-ui,sans-serif;fill:#222}.small{font-size:11px;fill:#555}
-.name{font-size:10px;pointer-events:none}.tick{stroke:#ddd}
-.span{stroke:#0005;stroke-width:.5;vector-effect:non-scaling-stroke}
-.count{fill:none;stroke:#357;vector-effect:non-scaling-stroke}
-.mark{stroke:currentColor;stroke-width:2;vector-effect:non-scaling-stroke}
+.timeline text{font:12px system-ui,sans-serif;fill:#222}.timeline .title{font-weight:600}
+.timeline .small{font-size:11px;fill:#555}.timeline .tick{stroke:#ddd}
+.timeline .name{font-size:10px;pointer-events:none}
+.timeline .span{stroke:#0005;stroke-width:.5;vector-effect:non-scaling-stroke}
+.timeline .busy{fill:#3572;stroke:#357;vector-effect:non-scaling-stroke}
+.timeline .count{fill:none;stroke:#357;vector-effect:non-scaling-stroke}
+.timeline .mark{stroke:currentColor;stroke-width:2;vector-effect:non-scaling-stroke}
 """.strip()
-
-# The picture's x runs from 0 to its width; what scales with zoom sits in the group "scaled". Ticks keep
-# their places and get new numbers; names are shown wherever their span has become wide enough.
-_SCRIPT = """
-const plot=document.querySelector('.plot'),W=+plot.getAttribute('width'),total=+plot.dataset.ms;
-const scaled=plot.querySelector('.scaled'),ticks=[...document.querySelectorAll('.time')];
-const names=[...plot.querySelectorAll('.name')];
-let zoom=1,left=0,held=null;
-function unit(ms){
-  const [n,u]=ms>=1e3?[ms/1e3,' s']:ms>=1||ms<=0?[ms,' ms']:[ms*1e3,' µs'];return +n.toPrecision(5)+u}
-function show(){
-  left=Math.min(Math.max(left,0),W-W/zoom);
-  scaled.setAttribute('transform',`scale(${zoom} 1) translate(${-left} 0)`);
-  for(const t of ticks)t.textContent=unit((left+t.dataset.x/zoom)*total/W);
-  for(const n of names){const x=(n.dataset.x-left)*zoom,w=n.dataset.w*zoom,seen=Math.min(x+w,W)-Math.max(x,0);
-    n.style.display=seen>6*n.textContent.length+6?'':'none';n.setAttribute('x',Math.max(x,0)+3)}
-}
-function at(e){
-  const box=plot.querySelector('rect').getBoundingClientRect();return (e.clientX-box.left)*W/box.width}
-plot.addEventListener('wheel',e=>{e.preventDefault();const x=at(e),t=left+x/zoom;
-  zoom=Math.min(Math.max(zoom*Math.exp(-e.deltaY/300),1),1e5);left=t-x/zoom;show()},{passive:false});
-plot.addEventListener('pointerdown',e=>{held=left+at(e)/zoom;plot.setPointerCapture(e.pointerId)});
-plot.addEventListener('pointermove',e=>{if(held!==null){left=held-at(e)/zoom;show()}});
-plot.addEventListener('pointerup',()=>held=null);
-plot.addEventListener('dblclick',()=>{zoom=1;left=0;show()});
+_PAGE_STYLE = """
+.timeline .plot{cursor:grab;touch-action:pan-y;outline:none}
+.timeline .plot:focus-visible .ground{stroke:#357}
+.timeline .cursor{stroke:#c33;pointer-events:none}.timeline .marked{fill:#c332;pointer-events:none}
+.timeline .span:hover{stroke:#000;stroke-width:1.5}
+.tip{position:fixed;z-index:1;display:none;max-width:40em;padding:.2em .6em;background:#222;color:#fff;
+border-radius:4px;font:13px system-ui,sans-serif;pointer-events:none;white-space:pre-line}
 """.strip()
 
 
-def page(spans: Sequence[Span], samples: Sequence[Sample]) -> str:
-    """A whole page with the picture: the wheel zooms, dragging moves, a double click shows all."""
-    return (
-        '<!doctype html><html lang="en"><head><meta charset="utf-8"><title>timeline</title>'
-        '<meta http-equiv="Content-Security-Policy" '
-        "content=\"default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'\">"
-        "<style>body{margin:1em;background:#fff}body>svg{max-width:100%;height:auto}"
-        ".plot{cursor:grab;touch-action:none}</style>"
-        f"</head><body>{svg(spans, samples)}<script>{_SCRIPT}</script></body></html>\n"
-    )
+@dataclass(frozen=True, kw_only=True)
+class Gantt:
+    """Timelines above each other on one axis, by title; a :class:`plait.page.Section`."""
 
+    timelines: Mapping[str, Timeline]
+    counted: Collection[str] | None = None
+    """The tracks whose utilisation is drawn; None for all."""
+    style: ClassVar[str] = _PAGE_STYLE
 
-def svg(spans: Sequence[Span], samples: Sequence[Sample]) -> str:
-    """The picture: tracks as rows, time from left to right, a colour a name, counters below."""
-    start_ms, end_ms = _extent(spans, samples)
-    total_ms = end_ms - start_ms
-    longest = sorted(spans, key=lambda span: -span.duration_ms)[:_MOST]
-    colours = {name: i for i, name in enumerate(sorted({span.name for span in spans}))}
-    canvas = _Canvas(start_ms, _PLOT / total_ms if total_ms else 1.0, colours)
-    for track, its_spans in by_track(longest).items():
-        canvas.track(track, its_spans)
-    for (track, name), its_samples in _counters(samples).items():
-        canvas.counter(f"{track} {name}", its_samples, end_ms)
-    foot = canvas.y
-    legend, height = _legend(spans, colours, foot + 20)
-    if len(longest) < len(spans):
-        height += 20
-        text = f"{len(spans) - len(longest)} shorter spans are not drawn"
-        legend.append(f'<text class="small" x="{_GUTTER}" y="{height - 6}">{text}</text>')
-    return "\n".join(
-        [
-            f'<svg xmlns="http://www.w3.org/2000/svg" width="{_WIDTH}" height="{height}" '
-            f'viewBox="0 0 {_WIDTH} {height}"><style>{_STYLE}{_fills(colours)}</style>',
-            f'<rect width="{_WIDTH}" height="{height}" fill="#fff"/>',
-            *_axis(total_ms, foot),
-            *canvas.labels,
-            f'<svg class="plot" x="{_GUTTER}" y="0" width="{_PLOT}" height="{foot}" data-ms="{total_ms!r}">',
-            f'<rect width="{_PLOT}" height="{foot}" fill="#fff" fill-opacity="0"/>',
-            '<g class="scaled">',
-            *canvas.shapes,
-            "</g>",
-            *canvas.names,
-            "</svg>",
-            *legend,
-            "</svg>",
-        ]
-    )
+    def __post_init__(self) -> None:
+        if not self.timelines:
+            works = '{"predicted": timeline}'
+            raise UsageError("there is no timeline to draw", setting="timelines", works=works)
 
+    @property
+    def html(self) -> str:
+        """The picture."""
+        return self.svg()
 
-class _Canvas:
-    """Collects the parts of the picture from top to bottom; ``y`` is where the next row goes."""
+    @property
+    def script(self) -> str:
+        """What lets a reader zoom, move and ask."""
+        return files("plait.timeline").joinpath("picture.js").read_text(encoding="utf-8").strip()
 
-    def __init__(self, start_ms: float, scale: float, colours: dict[str, int]) -> None:
-        self._start_ms, self._scale, self._colours = start_ms, scale, colours
-        self.labels: list[str] = []
-        self.shapes: list[str] = []
-        self.names: list[str] = []
-        self.y = _HEAD
-
-    def _x(self, at_ms: float) -> float:
-        return (at_ms - self._start_ms) * self._scale
-
-    def _label(self, text: str, y: float) -> None:
-        # The end of a long track name tells it from its neighbours, so the beginning is cut.
-        cut = text if len(text) <= 24 else "…" + text[-23:]
-        self.labels.append(f'<text x="{_GUTTER - 8}" y="{y}" text-anchor="end">{_text(cut)}</text>')
-
-    def track(self, track: str, spans: Sequence[Span]) -> None:
-        """The track's spans; nested ones below their parents, overlapping ones below each other."""
-        self._label(track, self.y + 13)
-        for lane in lanes(spans):
-            for span, depth in lane:
-                self._span(span, self.y + depth * _ROW)
-            self.y += (1 + max(depth for _, depth in lane)) * _ROW
-        self.y += _SPACE
-
-    def _span(self, span: Span, y: float) -> None:
-        x, width = self._x(span.start_ms), span.duration_ms * self._scale
-        told = [f"{span.name}: {format_seconds(span.duration_ms / 1e3)}"]
-        told.append(f"from {format_seconds((span.start_ms - self._start_ms) / 1e3)}")
-        told += [f"{key}={value}" for key, value in span.info.items()]
-        title = f"<title>{_text(', '.join(told))}</title>"
-        colour = f"f{self._colours[span.name]}"
-        bottom = y + _ROW - 2
-        if width == 0:
-            line = f'<line class="mark {colour}" x1="{x:.3f}" x2="{x:.3f}" y1="{y}" y2="{bottom}">'
-            self.shapes.append(f"{line}{title}</line>")
-            return
-        size = f'width="{width:.3f}" height="{_ROW - 2}"'
-        self.shapes.append(f'<rect class="span {colour}" x="{x:.3f}" y="{y}" {size}>{title}</rect>')
-        hidden = "" if width > 6 * len(span.name) + 6 else ' style="display:none"'
-        self.names.append(
-            f'<text class="name" x="{x + 3:.3f}" y="{y + 12}" data-x="{x:.3f}" data-w="{width:.3f}"{hidden}>'
-            f"{_text(span.name)}</text>"
+    def svg(self) -> str:
+        """The picture: tracks as rows, time from left to right, a colour a name, counters below."""
+        return _drawn(
+            {title: _Shown.of(timeline) for title, timeline in self.timelines.items()}, self.counted
         )
-
-    def counter(self, label: str, samples: Sequence[Sample], end_ms: float) -> None:
-        """A counter as a line of steps: a value holds until the next one."""
-        low = min(0.0, min(sample.value for sample in samples))
-        high = max(0.0, max(sample.value for sample in samples))
-        self._label(label, self.y + 13)
-        self.labels.append(
-            f'<text class="small" x="{_GUTTER - 8}" y="{self.y + 27}" text-anchor="end">'
-            f"{low:.4g} to {high:.4g}</text>"
-        )
-        points = []
-        for sample, following in zip(samples, [*samples[1:], None], strict=True):
-            level = (sample.value - low) / (high - low) if high > low else 0.0
-            y = self.y + (1 - level) * (_COUNTER - 4) + 2
-            until = end_ms if following is None else following.at_ms
-            points.append(f"{self._x(sample.at_ms):.3f},{y:.1f} {self._x(until):.3f},{y:.1f}")
-        self.shapes.append(f'<polyline class="count" points="{" ".join(points)}"/>')
-        self.y += _COUNTER + _SPACE
-
-
-def _text(text: str) -> str:
-    # XML has no way to write most control characters, not even escaped.
-    return escape("".join(c if c >= " " else "\N{REPLACEMENT CHARACTER}" for c in text))
-
-
-def _extent(spans: Sequence[Span], samples: Sequence[Sample]) -> tuple[float, float]:
-    times = [*extent(spans)] if spans else []
-    times += [sample.at_ms for sample in samples]
-    return min(times, default=0.0), max(times, default=0.0)
-
-
-def _counters(samples: Sequence[Sample]) -> dict[tuple[str, str], list[Sample]]:
-    found: defaultdict[tuple[str, str], list[Sample]] = defaultdict(list)
-    for sample in samples:
-        found[sample.track, sample.name].append(sample)
-    return {key: found[key] for key in sorted(found, key=lambda key: (natural(key[0]), natural(key[1])))}
-
-
-def _fills(colours: dict[str, int]) -> str:
-    # Steps of the golden angle keep neighbouring names far apart on the colour wheel.
-    hues = {i: f"hsl({i * 137.508 % 360:.0f} 60% 70%)" for i in colours.values()}
-    return "".join(f".f{i}{{fill:{hue};color:{hue}}}" for i, hue in hues.items())
 
 
 def ticks(total_ms: float) -> list[tuple[float, str]]:
@@ -199,32 +93,157 @@ def ticks(total_ms: float) -> list[tuple[float, str]]:
     return [(ms, format_seconds(ms / 1e3) if ms else "0") for ms in times]
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Shown:
+    """What is read of a timeline, once."""
+
+    spans: tuple[Span, ...]
+    samples: tuple[Sample, ...]
+    dropped: int
+    start_ms: float
+    end_ms: float
+
+    @classmethod
+    def of(cls, timeline: Timeline) -> _Shown:
+        spans, samples = timeline.spans, timeline.samples
+        times = [*extent(spans)] if spans else []
+        times += [sample.at_ms for sample in samples]
+        begin, end = min(times, default=0.0), max(times, default=0.0)
+        return cls(spans=spans, samples=samples, dropped=timeline.dropped, start_ms=begin, end_ms=end)
+
+    @property
+    def total_ms(self) -> float:
+        return self.end_ms - self.start_ms
+
+
+def _drawn(shown: Mapping[str, _Shown], counted: Collection[str] | None) -> str:
+    total_ms = max(one.total_ms for one in shown.values())
+    every = [span for one in shown.values() for span in one.spans]
+    kinds = _kinds({span.name for span in every})
+    places = {kind: place for place, kind in enumerate(sorted(set(kinds.values())))}
+    colours = {name: f"f{places[kind]}" for name, kind in kinds.items()}
+    longest = {id(span) for span in sorted(every, key=lambda span: -span.duration_ms)[:_MOST]}
+    panels: list[Panel] = []
+    y = float(_HEAD)
+    for title, one in shown.items():
+        scale = PLOT / total_ms if total_ms else 1.0
+        panel = Panel(y=y, start_ms=one.start_ms, end_ms=one.end_ms, scale=scale)
+        tracks = [track for track in by_track(one.spans) if counted is None or track in counted]
+        if title:
+            panel.title(_headline(title, shown, tracks))
+        if tracks and one.total_ms:
+            panel.busy(one.spans, tracks)
+        rows = by_track(span for span in one.spans if id(span) in longest)
+        for track in sorted(rows, key=lambda track: track not in tracks):  # what counts comes first
+            panel.track(track, rows[track], colours)
+        panel.counters(one.samples)
+        panels.append(panel)
+        y = panel.y + 6
+    legend, height = _legend(every, kinds, places, y + 14)
+    if len(longest) < len(every):
+        height += 20
+        said = f"{len(every) - len(longest)} shorter spans are not drawn"
+        legend.append(f'<text class="small" x="{GUTTER}" y="{height - 6:g}">{said}</text>')
+    # Styles hold on a whole page, where another picture may give the same class another colour.
+    scope = f"t{zlib.crc32(repr(places).encode())}"
+    return "\n".join(_framed(panels, legend, total_ms, y, height, scope, _fills(places, scope)))
+
+
+def _framed(
+    panels: Sequence[Panel],
+    legend: list[str],
+    total_ms: float,
+    foot: float,
+    height: float,
+    scope: str,
+    fills: str,
+) -> list[str]:
+    return [
+        f'<svg xmlns="http://www.w3.org/2000/svg" class="timeline {scope}" '
+        f'width="{_WIDTH}" height="{height:g}" viewBox="0 0 {_WIDTH} {height:g}">',
+        f"<style>{_STYLE}{fills}</style>",
+        f'<rect width="{_WIDTH}" height="{height:g}" fill="#fff"/>',
+        f'<g class="axis" data-foot="{foot:g}">',
+        *_axis(total_ms, foot),
+        "</g>",
+        *(label for panel in panels for label in panel.labels),
+        f'<svg class="plot" x="{GUTTER}" y="0" width="{PLOT}" height="{foot:g}" data-ms="{total_ms!r}">',
+        f'<rect class="ground" width="{PLOT}" height="{foot:g}" fill="#fff" fill-opacity="0"/>',
+        '<g class="scaled">',
+        *(shape for panel in panels for shape in panel.shapes),
+        '</g><g class="names">',
+        *(name for panel in panels for name in panel.names),
+        "</g></svg>",
+        *legend,
+        "</svg>",
+    ]
+
+
+def _headline(title: str, shown: Mapping[str, _Shown], tracks: Sequence[str]) -> str:
+    """The title, the length, how far it is from the timeline below it, and how busy the tracks were."""
+    one = shown[title]
+    said = [f"{title}: {format_seconds(one.total_ms / 1e3)}"]
+    others = list(shown.items())
+    below = others[others.index((title, one)) + 1 :]
+    if below and below[0][1].total_ms:
+        said.append(f"{one.total_ms / below[0][1].total_ms - 1:+.1%} of {below[0][0]}")
+    if tracks and one.total_ms:
+        found = by_track(span for span in one.spans if span.name != IDLE)
+        mean = sum(busy_ms(found.get(track, [])) for track in tracks) / len(tracks) / one.total_ms
+        said.append(f"{mean:.0%} busy")
+    if one.dropped:
+        said.append(f"{one.dropped} spans were not kept")
+    return ", ".join(said)
+
+
+def _kinds(names: Collection[str]) -> dict[str, str]:
+    """What shares a colour: each name by itself, or where there are many, their first words."""
+    if len(names) <= _NAMES:
+        return {name: name for name in names}
+    return {name: kind_of(name) for name in names}
+
+
+def kind_of(name: str) -> str:
+    """The first word of a span's name, without its number: ``F`` of ``F12``, ``sync`` of ``sync conv3``."""
+    match = re.match(r"[^\W\d_]+", name)
+    return name if match is None else match[0]
+
+
+def _fills(places: Mapping[str, int], scope: str) -> str:
+    # Steps of the golden angle keep neighbouring names far apart on the colour wheel.
+    hues = {kind: f"hsl({place * 137.508 % 360:.0f} 60% 70%)" for kind, place in places.items()}
+    if IDLE in hues:
+        hues[IDLE] = "#f2f2f2"
+    return "".join(f".{scope} .f{places[kind]}{{fill:{hue};color:{hue}}}" for kind, hue in hues.items())
+
+
 def _axis(total_ms: float, foot: float) -> list[str]:
     parts = []
     for ms, label in ticks(total_ms):
-        x = ms / total_ms * _PLOT
+        x = GUTTER + ms / total_ms * PLOT
         parts.append(
-            f'<line class="tick" x1="{_GUTTER + x:.2f}" x2="{_GUTTER + x:.2f}" y1="{_HEAD - 6}" y2="{foot}"/>'
-            f'<text class="small time" x="{_GUTTER + x:.2f}" y="14" text-anchor="middle" data-x="{x:.2f}">'
-            f"{label}</text>"
+            f'<line class="tick" x1="{x:.2f}" x2="{x:.2f}" y1="{_HEAD - 6}" y2="{foot:g}"/>'
+            f'<text class="small time" x="{x:.2f}" y="14" text-anchor="middle">{label}</text>'
         )
     return parts
 
 
-def _legend(spans: Sequence[Span], colours: dict[str, int], y: float) -> tuple[list[str], float]:
+def _legend(
+    spans: Sequence[Span], kinds: Mapping[str, str], places: Mapping[str, int], y: float
+) -> tuple[list[str], float]:
     sums: defaultdict[str, float] = defaultdict(float)
     for span in spans:
-        sums[span.name] += span.duration_ms
+        sums[kinds[span.name]] += span.duration_ms
     parts = []
-    x = float(_GUTTER)
-    for name, colour in colours.items():
-        text = f"{name} {format_seconds(sums[name] / 1e3)}" if sums[name] else name
-        width = 7 * len(text) + 34
-        if x + width > _WIDTH and x > _GUTTER:
-            x, y = float(_GUTTER), y + 20
+    x = float(GUTTER)
+    for kind, place in places.items():
+        said = f"{kind} {format_seconds(sums[kind] / 1e3)}" if sums[kind] else kind
+        width = 7 * len(said) + 34
+        if x + width > _WIDTH and x > GUTTER:
+            x, y = float(GUTTER), y + 20
         parts.append(
-            f'<rect class="f{colour}" x="{x:.0f}" y="{y - 10:.0f}" width="12" height="12"/>'
-            f'<text x="{x + 17:.0f}" y="{y:.0f}">{_text(text)}</text>'
+            f'<rect class="f{place}" x="{x:.0f}" y="{y - 10:.0f}" width="12" height="12"/>'
+            f'<text x="{x + 17:.0f}" y="{y:.0f}">{text(said)}</text>'
         )
         x += width
     return parts, y + 12

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from plait.errors import UsageError
+from plait.page import page
 from plait.timeline import compare, drawing, file, perfetto, picture, span
 from plait.timeline.recorder import Recorder
 from plait.timeline.span import Sample, Span
@@ -171,9 +172,9 @@ class Timeline(Recorder):
         """
         ending = Path(path).suffix
         if ending == ".svg":
-            text = picture.svg(self.spans, self.samples)
+            text = picture.Gantt(timelines={"": self}).svg()
         elif ending == ".html":
-            text = picture.page(self.spans, self.samples)
+            text = page(Path(path).stem, [picture.Gantt(timelines={"": self})])
         elif ending == ".json":
             text = file.dumps(perfetto.trace(self.spans, self.samples))
         else:

@@ -1,0 +1,122 @@
+"""Many jobs that take turns on the devices of one host, shard by shard: what :mod:`plait.spill` would do.
+
+Each is cut into shards for its share of memory, and the whole is played by :mod:`plait.spill.makespan` with
+the policy of a run. Of very long jobs an equal part of each is played, and stands for the rest.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from plait.spill.intervals import Intervals
+from plait.spill.makespan import Disk, Load, Played, ShardLoad, play
+from plait.spill.plan import SpillPlan
+from plait.spill.policies import Sticky
+from plait.strategy.demand import Demand
+from plait.strategy.option import Option
+from plait.strategy.site import Site
+from plait.strategy.spilled import Tiers, spill_intervals, spilled
+
+_MOST_UNITS = 8_000
+"""That are played."""
+_UNIT_MS = 0.5
+"""What handing a unit to a device costs, as :class:`plait.spill.forecast.Machine` has it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Alternated:
+    """Jobs that take turns."""
+
+    options: tuple[Option, ...]
+    """By job, what it would be alone with its share."""
+    makespan_ms: float
+    lower_bound_ms: float
+    ends_ms: tuple[float, ...]
+    """By job."""
+    devices: tuple[int, ...]
+    played_share: float
+    """Of the steps, what was played; 1 is all of them."""
+
+
+def alternated(demands: Sequence[Demand], site: Site, devices: Sequence[int]) -> Alternated | None:
+    """Jobs on devices of one host; None where one of them cannot be had. Tiers must be known."""
+    at_once = min(len(devices), len(demands))
+    known: dict[object, Option] = {}
+    for demand in demands:
+        if _alike(demand) not in known:
+            known[_alike(demand)] = spilled(demand, site, device=devices[0], at_once=at_once)
+    options = [known[_alike(demand)] for demand in demands]
+    if not all(option.feasible for option in options):
+        return None
+    plans = [option.plan for option in options]
+    loads = [
+        _load(demand.slower(site.speeds[devices[0]]), plan)
+        for demand, plan in zip(demands, plans, strict=True)
+        if isinstance(plan, SpillPlan)
+    ]
+    units = sum(load.steps * len(load.units) for load in loads)
+    share = min(1.0, _MOST_UNITS / units)
+    short = [
+        Load(name=load.name, steps=max(1, math.ceil(share * load.steps)), shards=load.shards)
+        for load in loads
+    ]
+    tiers = Tiers.of(site.cluster, site.names[devices[0]], site.budgets[devices[0]])
+    assert tiers.disk.read_bytes_per_s is not None, "checked when it was made"
+    assert tiers.disk.write_bytes_per_s is not None, "checked when it was made"
+    arena = max(plan.arena_bytes for plan in plans if isinstance(plan, SpillPlan))
+    played = play(
+        short,
+        len(devices),
+        Sticky(),
+        Disk(
+            memory_bytes=float(arena * at_once),
+            read_bytes_per_s=tiers.disk.read_bytes_per_s,
+            write_bytes_per_s=tiers.disk.write_bytes_per_s,
+        ),
+    )
+    # Whole steps were played: what all of them take is in the proportion of the work.
+    factor = sum(load.work_ms for load in loads) / sum(load.work_ms for load in short)
+    return Alternated(
+        options=tuple(options),
+        makespan_ms=factor * played.makespan_ms,
+        lower_bound_ms=factor * played.lower_bound_ms,
+        ends_ms=tuple(factor * _end_ms(played, load.name) for load in loads),
+        devices=tuple(devices),
+        played_share=1 / factor,
+    )
+
+
+def _alike(demand: Demand) -> object:
+    return id(demand.profile), demand.batch, demand.accumulate, demand.clips
+
+
+def _end_ms(played: Played, job: str) -> float:
+    return max(
+        (
+            span.end_ms
+            for span in played.timeline.spans
+            if span.track.startswith("device") and span.name.rsplit(" ", 2)[0] == job
+        ),
+        default=0.0,
+    )
+
+
+def _load(demand: Demand, plan: SpillPlan) -> Load:
+    of: Intervals = spill_intervals(demand)
+    shards = []
+    for shard in plan.shards:
+        place = (shard.first, shard.end)
+        again_ms = float(of.forward_ms[place]) if shard.activations == "recompute" else 0.0
+        if shard.end == of.blocks:
+            again_ms = 0.0  # the last goes back at once
+        shards.append(
+            ShardLoad(
+                forward_ms=float(of.forward_ms[place]) + _UNIT_MS,
+                backward_ms=float(of.backward_ms[place] + of.update_ms[place]) + again_ms + _UNIT_MS,
+                weight_bytes=int(of.weights[place]),
+                moment_bytes=int(of.moments[place]),
+            )
+        )
+    return Load(name=demand.name, steps=demand.steps, shards=tuple(shards))

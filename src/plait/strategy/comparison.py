@@ -1,0 +1,271 @@
+"""All ways to train one job on one cluster, side by side: the fastest that can be had, and why.
+
+    from plait.strategy import compare
+    print(compare(profile, cluster, batch=32).why)
+
+A profile and a cluster are all it takes: no model, no device, no torch. What nobody measured is said in
+``remarks``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, get_args
+
+from plait.cluster import Cluster
+from plait.errors import UsageError
+from plait.profile import Profile
+from plait.strategy.bursted import bursted
+from plait.strategy.change import Change, changes
+from plait.strategy.codecs import Codecs
+from plait.strategy.data import automatic, compressed, plain
+from plait.strategy.demand import Demand
+from plait.strategy.option import Option, StrategyName
+from plait.strategy.pipelined import pipelined
+from plait.strategy.site import Site
+from plait.strategy.spilled import spilled
+from plait.units import format_bytes
+
+FORMAT = "plait.comparison/1"
+STRATEGIES: tuple[StrategyName, ...] = get_args(StrategyName)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Comparison:
+    """The options of a job, and which one to take."""
+
+    demand: Demand
+    options: tuple[Option, ...]
+    chosen: Option | None
+    """The fastest that can be had; None where none can."""
+    why: str
+    """One sentence, with the numbers."""
+    changes: tuple[Change, ...] = ()
+    """Where no option can be had: what would let one, the smallest change first."""
+    remarks: tuple[str, ...] = ()
+
+    def option(self, name: str) -> Option:
+        """The option of that name."""
+        for option in self.options:
+            if option.name == name:
+                return option
+        known = ", ".join(option.name for option in self.options)
+        raise UsageError(f"there is no option {name!r}", setting="option", works=known)
+
+    def to_json(self) -> dict[str, Any]:
+        """The comparison as plain data."""
+        return {
+            "format": FORMAT,
+            "job": dict(self.demand.to_json()),
+            "chosen": None if self.chosen is None else self.chosen.name,
+            "why": self.why,
+            "options": [option.to_json() for option in self.options],
+            "changes": [change.to_json() for change in self.changes],
+            "remarks": list(self.remarks),
+        }
+
+
+def compare(
+    profile: Profile,
+    cluster: Cluster,
+    *,
+    batch: int,
+    steps: int = 1,
+    accumulate: int = 1,
+    name: str | None = None,
+    memory: int | None = None,
+    optimizer: str | None = None,
+    strategies: Sequence[StrategyName] = STRATEGIES,
+    codecs: Codecs | None = None,
+    background: Demand | None = None,
+    process_bytes: int = 0,
+) -> Comparison:
+    """Compare the strategies for a model that was profiled.
+
+    Args:
+        batch: Rows of a step over all devices.
+        memory: Bytes that a device may hold, where that is less than it has.
+        optimizer: ``"sgd"``, ``"momentum"`` or ``"adam"``: whose state to count in place of the profile's.
+        strategies: Those to look at.
+        codecs: How fast the devices pack gradients; None measures this machine's processor, where the
+            cluster's devices are CPUs, and looks at no compressed option where they are not.
+        background: What would run on devices that are idle; None is another job like this one.
+        process_bytes: What a worker's process holds by itself, which comes off every device's memory.
+    """
+    demand = Demand(
+        name=name or profile.model or "job",
+        profile=profile,
+        batch=batch,
+        steps=steps,
+        accumulate=accumulate,
+        memory_bytes=memory,
+    )
+    return compare_demand(
+        demand.assuming(optimizer),
+        cluster,
+        strategies=strategies,
+        codecs=codecs,
+        background=background,
+        process_bytes=process_bytes,
+    )
+
+
+def compare_demand(
+    demand: Demand,
+    cluster: Cluster,
+    *,
+    strategies: Sequence[StrategyName] = STRATEGIES,
+    codecs: Codecs | None = None,
+    background: Demand | None = None,
+    process_bytes: int = 0,
+) -> Comparison:
+    """The same for a job as planning sees it; one that asks for a strategy gets no other."""
+    for strategy in strategies:
+        if strategy not in STRATEGIES:
+            raise UsageError(
+                f"there is no strategy {strategy!r}", setting="strategies", works=", ".join(STRATEGIES)
+            )
+    site = Site(cluster=cluster, memory_bytes=demand.memory_bytes, process_bytes=process_bytes)
+    options = options_of(demand, site, strategies=wanted(demand, strategies), codecs=codecs)
+    return concluded(demand, site, options, background=background)
+
+
+def wanted(demand: Demand, strategies: Sequence[StrategyName]) -> tuple[StrategyName, ...]:
+    """The strategies to look at for a job."""
+    return tuple(strategies) if demand.strategy == "auto" else (demand.strategy,)
+
+
+def concluded(
+    demand: Demand, site: Site, options: Sequence[Option], *, background: Demand | None = None
+) -> Comparison:
+    """The comparison of options, with background work beside each: by default another job like this one."""
+    beside = demand if background is None else background
+    options = tuple(with_background(option, beside, site) for option in options)
+    possible = [option for option in options if option.feasible]
+    chosen = min(possible, key=lambda option: option.step_ms or 0.0) if possible else None
+    found: tuple[Change, ...] = ()
+    if chosen is None:
+        found = changes(demand, site, list(dict.fromkeys(option.strategy for option in options)))
+    return Comparison(
+        demand=demand,
+        options=options,
+        chosen=chosen,
+        why=_refusal(demand, options, found) if chosen is None else _reason(demand, chosen, options),
+        changes=found,
+        remarks=demand.remarks,
+    )
+
+
+def options_of(
+    demand: Demand,
+    site: Site,
+    *,
+    strategies: Sequence[StrategyName],
+    codecs: Codecs | None = None,
+    exactly: bool = False,
+    at_once: int = 1,
+) -> tuple[Option, ...]:
+    """Every option of some strategies; one that cannot be had says why.
+
+    Each takes as many of the devices as pay; with ``exactly``, data parallelism and pipelines take all.
+    ``at_once`` jobs share the disk where they spill.
+    """
+    makers: list[tuple[StrategyName, str, Callable[[], Option]]] = [
+        ("data", "data, fp32", lambda: plain(demand, site, exactly=exactly)),
+        ("data", "data, 4 bits", lambda: compressed(demand, site, packing(site, codecs), exactly=exactly)),
+        ("data", "data, auto", lambda: automatic(demand, site, packing(site, codecs), exactly=exactly)),
+        ("pipeline", "pipeline", lambda: pipelined(demand, site, exactly=exactly)),
+        ("burst", "burst", lambda: bursted(demand, site)),
+        ("burst", "burst, 4 bits", lambda: bursted(demand, site, packing(site, codecs))),
+        ("spill", "spill", lambda: spilled(demand, site, at_once=at_once)),
+    ]
+    found = []
+    for strategy, name, make in makers:
+        if strategy not in strategies:
+            continue
+        try:
+            found.append(make())
+        except UsageError as error:
+            refused = Option(
+                strategy=strategy, name=name, batch=demand.batch, why_not=error.what, works=error.works
+            )
+            found.append(refused)
+    return tuple(found)
+
+
+def packing(site: Site, codecs: Codecs | None) -> Codecs:
+    """How fast gradients are packed there: as given, or as measured here."""
+    if codecs is not None:
+        return codecs
+    if not site.on_cpu:
+        raise UsageError(
+            "how fast a GPU of this cluster packs gradients is not known",
+            setting="codecs",
+            works="codecs=Codecs(speeds={4: Speed(...)}, shares_device=False)",
+        )
+    return Codecs.measure()
+
+
+def with_background(option: Option, other: Demand, site: Site) -> Option:
+    """With what another job gets through on the devices' idle time, a step on one device at a time."""
+    if option.step_ms is None:
+        return option
+    need, alone_ms, rate = other.alone_bytes, other.alone_ms, 0.0
+    for place, (device, idle_ms) in enumerate(option.idle_ms.items()):
+        left = site.budgets[place] - option.memory_bytes.get(device, 0)
+        if need <= left and alone_ms:
+            rate += idle_ms / option.step_ms * site.speeds[place] * 1e3 * other.batch / alone_ms
+    return replace(option, background_samples_per_s=rate)
+
+
+# --- why ----------------------------------------------------------------------------------------------
+
+
+def _reason(demand: Demand, chosen: Option, options: Sequence[Option]) -> str:
+    """One sentence: what it takes, and what the next best strategy takes and why that is more."""
+    step_ms = chosen.step_ms or 0.0
+    count = f"{chosen.devices} device{'s' * (chosen.devices > 1)}"
+    head = (
+        f"{chosen.name} on {count} takes {_ms(step_ms)} a step of {demand.batch} rows "
+        f"({chosen.samples_per_s:.4g} samples/s)"
+    )
+    others = [option for option in options if option.feasible and option.name != chosen.name]
+    if not others:
+        refused = [option for option in options if not option.feasible]
+        return head + (f", and is the only way that fits of {len(options)}" if refused else "")
+    kin = [option for option in others if option.strategy != chosen.strategy] or others
+    second = min(kin, key=lambda option: option.step_ms or 0.0)
+    factor = (second.step_ms or 0.0) / step_ms if step_ms else 1.0
+    part, part_ms = max(
+        ((part, ms - chosen.parts_ms.get(part, 0.0)) for part, ms in second.parts_ms.items()),
+        key=lambda entry: entry[1],
+        default=("", 0.0),
+    )
+    said = f", {factor:.3g} times as fast as {second.name} ({_ms(second.step_ms or 0.0)}"
+    if part and part_ms > 0:
+        said += f", {_ms(part_ms)} more of it {_PARTS[part]}"
+    return f"{head}{said})"
+
+
+_PARTS = {
+    "compute": "computing",
+    "codec": "for packing",
+    "wire": "waiting for gradients on the wire",
+    "waiting": "waiting for others",
+    "moving": "moving rows",
+    "optimizer": "in the optimizer",
+}
+
+
+def _ms(time_ms: float) -> str:
+    return f"{time_ms:.4g} ms" if time_ms < 1e4 else f"{time_ms / 1e3:.4g} s"
+
+
+def _refusal(demand: Demand, options: Sequence[Option], found: Sequence[Change]) -> str:
+    weights = sum(block.parameter_bytes for block in demand.profile.blocks)
+    head = (
+        f"none of {len(options)} ways fits {demand.name!r} with {format_bytes(weights)} of weights and "
+        f"{demand.batch} rows"
+    )
+    return f"{head}; the smallest change that makes it fit is {found[0].text}" if found else head

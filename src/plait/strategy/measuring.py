@@ -1,0 +1,145 @@
+"""The profile of a job, measured once on this machine and kept: a plan that is asked for again costs nothing.
+
+A profile is kept under a digest of all that its figures depend on: the job's model, data, optimizer and the
+code of the files that define them, threads, precision, the batch sizes, the processor, and the versions of
+torch and plait. Whatever changes, the digest does, and the job is measured anew. Code that those files import
+is not looked into: after a change there, delete the file, or give another ``directory``.
+
+Batch sizes are 1, 2, 4 ... and the batch itself, so that every share and micro-batch that a plan may use lies
+between two that were measured.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+import importlib.util
+import json
+import os
+import platform
+import sys
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import cast
+
+from plait.destination import make_folder
+from plait.errors import FileError
+from plait.factory import Factory
+from plait.job import Job
+from plait.profile import Profile
+
+_MATTERS = ("model", "data", "inputs", "collate", "optimizer", "precision", "threads")
+"""Fields of a job that its costs depend on."""
+_REPETITIONS = 5
+
+
+def profile_of(
+    job: Job,
+    *,
+    devices: int,
+    directory: str | Path | None = None,
+    repetitions: int = _REPETITIONS,
+    progress: Callable[[str], None] | None = None,
+) -> Profile:
+    """A job's profile for plans on up to so many devices: the one that is kept, or else measured now."""
+    sizes = batch_sizes(job.batch, devices, job.accumulate)
+    folder = cache_folder() if directory is None else Path(directory)
+    file = folder / f"{job.name}-{digest(job, sizes)[:16]}.json"
+    if file.exists():
+        try:
+            return Profile.load(file)
+        except FileError:  # one that was half written, or by another version
+            file.unlink(missing_ok=True)
+    make_folder(folder, setting="directory")
+    found = _measure(job, sizes, repetitions, progress)
+    # Another process may be writing the same: each replaces the file as a whole.
+    part = file.with_name(f"{file.name}.{os.getpid()}")
+    found.save(part)
+    part.replace(file)
+    return found
+
+
+def batch_sizes(batch: int, devices: int, accumulate: int = 1) -> tuple[int, ...]:
+    """The sizes to measure: powers of two from the smallest share that a plan may use to the largest."""
+    largest = -(-batch // accumulate)
+    smallest = max(1, batch // max(1, 8 * devices))  # a pipeline cuts a batch into 8 times its stages at most
+    powers = [1 << power for power in range(largest.bit_length())]
+    below = max((size for size in powers if size <= smallest), default=1)
+    return tuple(sorted({size for size in powers if below <= size <= largest} | {largest}))
+
+
+def steps_of(job: Job) -> int:
+    """How many steps a job has; where it gives epochs, its data is asked."""
+    if job.steps is not None:
+        return job.steps
+    return job.total_steps(job.build_batches().steps_per_epoch)
+
+
+def digest(job: Job, sizes: Iterable[int]) -> str:
+    """Of all that a profile depends on."""
+    plain = json.loads(job.to_json())
+    content = {
+        "job": {name: plain[name] for name in _MATTERS},
+        "code": {name: _code(job, name) for name in ("model", "data", "inputs", "collate")},
+        "sizes": list(sizes),
+        "machine": machine(),
+        "versions": [_version("torch"), _version("plait")],
+    }
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+def cache_folder() -> Path:
+    """Where profiles are kept: ``plait/profiles`` in the user's cache."""
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "plait" / "profiles"
+
+
+def machine() -> str:
+    """The processor, and how many cores it has."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    models = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return f"{models[0] if models else platform.processor()} x{os.cpu_count()}"
+
+
+def _code(job: Job, field: str) -> str | None:
+    """A digest of the file in which one of a job's functions is defined; None where there is none."""
+    factory = cast("Factory | None", getattr(job, field))
+    if factory is None:
+        return None
+    name = factory.target.partition(":")[0]
+    try:
+        module = sys.modules.get(name)
+        origin = module.__file__ if module is not None else None
+        if origin is None:
+            found = importlib.util.find_spec(name)
+            origin = found.origin if found is not None else None
+        return None if origin is None else hashlib.sha256(Path(origin).read_bytes()).hexdigest()
+    except (ImportError, OSError, ValueError, AttributeError):
+        return None
+
+
+def _version(package: str) -> str:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return ""
+
+
+def _measure(
+    job: Job, sizes: tuple[int, ...], repetitions: int, progress: Callable[[str], None] | None
+) -> Profile:
+    from plait.chain import Chain
+
+    if progress is not None:
+        progress(f"tracing the model of {job.name}")
+    return Profile.measure(
+        Chain.of_job(job),
+        sizes,
+        optimizer=lambda parameters: job.build_optimizer((str(i), p) for i, p in enumerate(parameters)),
+        repetitions=repetitions,
+        threads=job.threads,
+        progress=None if progress is None else lambda text: progress(f"{job.name}: {text}"),
+    )

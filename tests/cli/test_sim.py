@@ -1,0 +1,239 @@
+"""``plait sim``: every strategy played, what-ifs and disturbances, and wrong options refused."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+from typer.testing import CliRunner
+
+from browser import WHY_NOT, Browser, installed
+from plait.cli.app import app
+from plait.errors import FileError, UsageError
+from plait.profile import BlockProfile, Profile, Times
+from plait.timeline import Timeline
+
+
+@pytest.fixture
+def profile(tmp_path):
+    """Four blocks alike, each with as many bytes of weights as a thin wire notices."""
+    blocks = [
+        BlockProfile(
+            name=f"block{place}",
+            parameter_bytes=10**6,
+            output_bytes_per_sample=4096,
+            saved_bytes_per_sample=8192,
+            optimizer_milliseconds=0.5,
+            milliseconds={rows: Times(forward=rows * 1.0, backward=rows * 2.0) for rows in (1, 4, 16)},
+        )
+        for place in range(4)
+    ]
+    file = tmp_path / "p.json"
+    Profile(blocks=tuple(blocks), model="Net").save(file)
+    return file
+
+
+def run(*words):
+    result = CliRunner().invoke(app, ["sim", *map(str, words)])
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    return result
+
+
+def simulated(*words):
+    made = json.loads(run(*words, "--json").stdout)
+    assert made["format"] == "plait.sim/1"
+    return made["runs"]
+
+
+FEW = ("--devices", 2, "--batch", 16, "--rate", "1gbit")
+
+
+@pytest.mark.parametrize(("strategy", "most"), [("data", 0.01), ("pipeline", 0.05), ("burst", 0.01)])
+def test_where_nothing_disturbs_the_simulation_is_what_was_planned(profile, strategy, most):
+    options = {"burst": ("--option", "burst")}.get(strategy, ())
+    (one,) = simulated(profile, *FEW, "--strategy", strategy, *options)
+    assert one["step_ms"] == pytest.approx(one["planned_ms"], rel=most)
+    assert one["played"]["steps_ms"]["Net"] == pytest.approx([one["step_ms"]] * 3, rel=0.05)
+    assert 0 < one["busy"] <= 1
+    assert one["wire_bytes"] > 0
+
+
+def test_a_spilled_job_reads_and_writes(profile):
+    words = ("--devices", 1, "--batch", 16, "--memory", "10MB", "--disk", "1GB/s", "--strategy", "spill")
+    (one,) = simulated(profile, *words)
+    assert one["played"]["disk_bytes"]["read"] > 0
+
+
+def test_the_table_and_the_steps_in_characters(profile):
+    shown = run(profile, *FEW, "--strategy", "data", "--option", "data, fp32").stdout
+    assert "Net: a step of 16 rows on 2 devices, simulated" in shown
+    assert "node0/0 │" in shown
+    assert "B backward   F forward   O optimizer" in shown
+    many = run(profile, "--devices", 16, "--batch", 16, "--strategy", "data", "--rate", "100gbit").stdout
+    assert "and 4 devices more" in many
+
+
+def test_disturbances(profile, tmp_path):
+    def step(*words):
+        (one,) = simulated(profile, *FEW, "--option", "data, fp32", "--strategy", "data", *words)
+        return one["step_ms"]
+
+    alone = step()
+    assert step("--straggler", "1=0.5") > 1.5 * alone
+    assert step("--straggler", "node1/0=0.5") == step("--straggler", "1=0.5")
+    assert step("--jitter", 0.1, "--seed", 1) == step("--jitter", 0.1, "--seed", 1)
+    assert step("--jitter", 0.1, "--seed", 1) != step("--jitter", 0.1, "--seed", 2)
+    trace = tmp_path / "trace.txt"
+    trace.write_text("0 1gbit\n0.01 50mbit 1\n")
+    assert step("--trace", trace) > 1.5 * alone
+
+
+def test_background_work_and_a_tuner(profile):
+    words = (profile, *FEW, "--strategy", "pipeline")
+    shown = run(*words, "--background", "1ms").stdout
+    assert "background: " in shown
+    assert "of work done beside it" in shown
+    (one,) = simulated(*words, "--adaptive", "--steps", 6, "--straggler", "0=0.5")
+    assert len(one["played"]["steps_ms"]["Net"]) == 6
+
+
+def test_what_if(profile, tmp_path):
+    page = tmp_path / "page.html"
+    words = (
+        profile,
+        "--devices",
+        2,
+        "--batch",
+        16,
+        "--rate",
+        "100mbit",
+        "--rate",
+        "1gbit",
+        "--rate",
+        "10gbit",
+    )
+    runs = simulated(*words, "--strategy", "data", "--option", "data, fp32")
+    steps = [one["step_ms"] for one in runs]
+    assert steps == sorted(steps, reverse=True)
+    shown = run(*words, "--strategy", "data", "--html", page).stdout
+    assert shown.count("rate ") >= 3
+    assert page.read_text().count('class="timeline') == 3
+
+
+def test_a_plan_that_was_made_before(profile, tmp_path):
+    file = tmp_path / "plan.json"
+    made = CliRunner().invoke(
+        app, ["plan", str(profile), *map(str, FEW), "--strategy", "data", "--out", str(file)]
+    )
+    assert made.exit_code == 0
+    (one,) = simulated(profile, "--plan", file, "--rate", "1gbit")
+    assert one["plan"] == json.loads(file.read_text())
+    assert one["option"] == "the plan given"
+    assert one["batch"] == 16
+    with pytest.raises(UsageError, match=r"a plan for 16 rows.*--batch.*works: 16"):
+        run(profile, "--plan", file, "--batch", 32)
+    file.write_text('{"format": "plait.plan.magic/1"}')
+    with pytest.raises(FileError, match=r"'plait\.plan\.magic/1'.*plait\.plan\.data/1"):
+        run(profile, "--plan", file)
+
+
+def test_timelines_are_written_and_compared(profile, tmp_path):
+    words = (profile, *FEW, "--strategy", "data", "--option", "data, fp32")
+    (one,) = simulated(*words)
+    measured = tmp_path / "run.json"
+    Timeline.from_json(one["played"]["timeline"]).save(measured)
+    drawn, page = tmp_path / "t.svg", tmp_path / "page.html"
+    shown = run(*words, "--measured", measured, "--timeline", drawn, "--html", page).stdout
+    assert "against the measured timeline: makespan +0.0%" in shown
+    assert "<svg" in drawn.read_text()
+    (again,) = simulated(*words, "--measured", measured)
+    assert again["measured"]["makespan"]["relative_error"] == 0
+    text = page.read_text()
+    assert text.index("simulated: ") < text.index("measured: ")
+
+
+@pytest.mark.parametrize(
+    ("words", "error", "message"),
+    [
+        (["--strategy", "magic"], UsageError, "no strategy 'magic'"),
+        (["--option", "magic"], UsageError, "no option 'magic'.*data, fp32"),
+        (["--straggler", "9=0.5"], UsageError, "no device '9'"),
+        (["--straggler", "1"], UsageError, "'1' is no device with a speed.*=0.5"),
+        (["--straggler", "1=0"], UsageError, "'1=0' is no device with a speed"),
+        (["--steps", "0"], UsageError, "--steps is 0"),
+        (["--timeline", "t.png"], UsageError, r"end in '\.png'.*--timeline"),
+        (["--jitter", "-1"], UsageError, "jitter"),
+        (["--background", "soon"], UsageError, "'soon' is not a duration.*--background"),
+        (["--adaptive", "--strategy", "data"], UsageError, "only a pipeline.*--adaptive"),
+        (["--trace", "none.txt"], FileError, "cannot read the trace none.txt"),
+        (["--measured", "none.json"], FileError, "none.json"),
+        (["--rate", "0gbit"], UsageError, "a rate must be above zero"),
+        (["--memory", "1MiB"], UsageError, "none of 7 ways fits.*works: [0-9.]+ MiB of memory a device"),
+        (["--strategy", "spill"], UsageError, "no tier below its memory"),
+        (["--html", "/nowhere/page.html"], FileError, "/nowhere/page.html cannot be written"),
+        (["--rate", "1gbit", "--rate", "2gbit", "--timeline", "t.svg"], UsageError, "no one timeline"),
+    ],
+)
+def test_wrong_options(profile, words, error, message):
+    with pytest.raises(error, match=message):
+        run(profile, "--devices", 2, "--batch", 16, *words)
+
+
+def test_torch_is_not_needed(profile):
+    code = "import sys; from plait.cli.app import app\ntry: app()\nexcept SystemExit: pass\n"
+    code += "assert 'torch' not in sys.modules"
+    line = [sys.executable, "-c", code, "sim", str(profile), *map(str, FEW)]
+    done = subprocess.run(line, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "simulated" in done.stdout
+
+
+JOBS = """
+import functools, torch
+from torch import nn
+from plait import Job
+
+def model(): return nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
+def data(seed): return [(torch.ones(4), torch.tensor(i % 2)) for i in range(8)]
+
+def job(name, **more): return Job(name=name, model=model, data=data, loss="plait.losses:cross_entropy",
+                                  optimizer=functools.partial(torch.optim.SGD, lr=0.1),
+                                  batch=4, steps=5, **more)
+jobs = [job("one"), job("two"), job("behind", priority="background")]
+"""
+
+
+def test_several_jobs_are_planned_and_played(tmp_path):
+    file, page = tmp_path / "jobs.py", tmp_path / "page.html"
+    file.write_text(JOBS)
+    words = (file, "--cache", tmp_path / "cache", "--devices", 2, "--rate", "10gbit")
+    made = json.loads(run(*words, "--json").stdout)
+    assert made["format"] == "plait.sim.workload/1"
+    assert sorted(name for one in made["runs"] for name in one["jobs"]) == ["one", "two"]
+    shown = run(*words, "--html", page).stdout
+    assert "planned and simulated steps" in shown
+    assert page.read_text().count('class="timeline') == 3  # the plan, and both jobs
+    (one,) = simulated(*words, "--job", "one")
+    assert one["step_ms"] > 0
+
+
+def test_the_page_in_a_browser(profile, tmp_path):
+    if installed() is None:
+        pytest.skip(WHY_NOT)
+    page = tmp_path / "page.html"
+    run(profile, *FEW, "--strategy", "pipeline", "--html", page)
+    browser = Browser(tmp_path)
+    try:
+        browser.open(page)
+        assert browser.errors == []
+        assert [url.split(":")[0] for url in browser.requests] == ["file"]
+        x, y, width, height = browser.box(".span")
+        browser.mouse("Moved", x + width / 2, y + height / 2)
+        assert "ms" in browser.eval("document.querySelector('.tip').innerText")
+        browser.mouse("Wheel", x + width / 2, y + height / 2, deltaX=0, deltaY=-300)
+        assert browser.eval("document.querySelector('.scaled').getAttribute('transform')").startswith(
+            "scale(2.7"
+        )
+    finally:
+        browser.close()

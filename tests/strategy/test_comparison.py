@@ -1,0 +1,164 @@
+"""Everything side by side, from a profile and a cluster alone."""
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+
+import pytest
+from chains import CODECS, MIB, chain, cluster, demand, with_disk
+
+from plait.errors import UsageError
+from plait.strategy import compare
+from plait.strategy.comparison import compare_demand
+
+NAMES = ["data, fp32", "data, 4 bits", "data, auto", "pipeline", "burst", "burst, 4 bits", "spill"]
+
+
+def compared(profile=None, on=None, **settings):
+    settings = {"batch": 16, "codecs": CODECS, **settings}
+    return compare(profile or chain(), on or with_disk(cluster(4)), **settings)
+
+
+QUICK = ["data", "burst"]
+
+
+@pytest.fixture(scope="module")
+def made():
+    return compared()
+
+
+def test_every_way_is_there_and_the_fastest_is_chosen(made):
+    assert [option.name for option in made.options] == NAMES
+    assert made.chosen.step_ms == min(option.step_ms for option in made.options if option.feasible)
+    assert made.option("spill").devices == 1
+    with pytest.raises(UsageError, match="'nothing'"):
+        made.option("nothing")
+
+
+def test_each_is_within_its_budget():
+    for option in compared(on=with_disk(cluster(4, memory="200MiB"))).options:
+        if option.feasible:
+            assert option.memory_bytes.keys() == option.budget_bytes.keys()
+            for device, held in option.memory_bytes.items():
+                assert held <= option.budget_bytes[device] == 200 * MIB
+        else:
+            assert option.why_not
+            assert option.plan is None
+
+
+def test_the_reason_has_the_numbers_of_both(made):
+    chosen = made.chosen
+    others = [o for o in made.options if o.feasible and o.strategy != chosen.strategy]
+    second = min(others, key=lambda option: option.step_ms)
+    for part in (chosen.name, f"{chosen.step_ms:.4g} ms", second.name, f"{second.step_ms:.4g} ms", "16 rows"):
+        assert part in made.why
+    assert "only way that fits of 7" in compared(on=cluster(1)).why
+
+
+def test_a_thin_wire_and_a_thick_one_lead_to_different_ways():
+    large = chain(parameters=40 * MIB)
+    thick = compared(large, cluster(4, bandwidth="400gbit"), batch=64, strategies=QUICK)
+    assert thick.option("data, fp32").step_ms < thick.option("data, 4 bits").step_ms
+    thin = compared(large, cluster(4, bandwidth="1gbit"), batch=64, strategies=QUICK)
+    assert thin.option("data, fp32").step_ms > thin.option("data, 4 bits").step_ms
+    assert thin.chosen.step_ms > thick.chosen.step_ms
+
+
+def test_the_optimizer_is_part_of_a_step_and_may_be_assumed():
+    bare = chain(states=0)
+    assert compared(bare, strategies=QUICK).remarks == (
+        "the profile has no state of an optimizer: none is counted",
+    )
+    adam, sgd = (compared(bare, optimizer=name, strategies=QUICK) for name in ("adam", "sgd"))
+    assert adam.remarks == ()
+    held = [each.option("data, fp32").peak_bytes for each in (adam, sgd)]
+    assert held[0] - held[1] == 2 * 6 * 4 * MIB
+    with pytest.raises(UsageError, match="'adagrad'"):
+        compared(optimizer="adagrad")
+
+
+def test_a_job_that_asks_for_a_strategy_gets_no_other():
+    made = compare_demand(demand(strategy="pipeline"), cluster(4), codecs=CODECS)
+    assert [option.name for option in made.options] == ["pipeline"]
+    some = compared(strategies=["data", "burst"])
+    assert [option.name for option in some.options] == [*NAMES[:3], *NAMES[4:6]]
+    with pytest.raises(UsageError, match="'magic'"):
+        compared(strategies=["magic"])
+
+
+def test_memory_and_what_a_process_takes_come_off_the_budget():
+    less = compared(memory=300 * MIB, strategies=QUICK)
+    assert set(less.chosen.budget_bytes.values()) == {300 * MIB}
+    both = compared(memory=300 * MIB, process_bytes=100 * MIB, strategies=QUICK)
+    assert set(both.chosen.budget_bytes.values()) == {200 * MIB}
+
+
+def test_background_work_gets_what_is_idle_where_it_fits():
+    thin = cluster(4, bandwidth="1mbit")
+    alone = compared(on=thin, strategies=["data"]).option("data, fp32")
+    assert alone.devices == 1
+    assert alone.background_samples_per_s == pytest.approx(3 * alone.samples_per_s)
+    assert alone.total_samples_per_s == pytest.approx(4 * alone.samples_per_s)
+    small = demand(profile=chain(2), batch=4)
+    other = compared(on=thin, background=small, strategies=["data"]).option("data, fp32")
+    assert other.background_samples_per_s == pytest.approx(3 * 4e3 / chain(2).step_ms(4))
+    tight = cluster(4, bandwidth="1mbit", memory="180MiB")
+    tight = compared(on=tight, background=demand(batch=64), strategies=["data"])
+    assert tight.option("data, fp32").background_samples_per_s == 0
+
+
+def test_how_fast_gpus_pack_must_be_given():
+    gpus = cluster(4)
+    gpus = replace(gpus, devices=tuple(replace(device, kind="cuda") for device in gpus.devices))
+    made = compared(on=gpus, codecs=None, strategies=QUICK)
+    assert "not known" in made.option("data, 4 bits").why_not
+    assert made.option("data, fp32").feasible
+    assert compared(on=gpus, strategies=QUICK).option("data, 4 bits").feasible
+
+
+def test_links_that_are_not_known_leave_one_device():
+    two = cluster(2, per_host=2)
+    unknown = replace(two, links=())
+    made = compared(on=unknown)
+    assert made.option("data, fp32").devices == 1
+    assert any("nothing is known of the link" in remark for remark in made.option("data, fp32").remarks)
+    for name in ("data, 4 bits", "pipeline", "burst"):
+        assert "nothing is known of the link" in made.option(name).why_not
+
+
+def test_a_cluster_that_cannot_talk_is_refused_before_anything_is_compared():
+    with pytest.raises(UsageError, match="above zero"):
+        cluster(2, bandwidth=0)
+    two = cluster(2)
+    with pytest.raises(UsageError, match="cannot be reached"):
+        replace(two, links=two.links[1:])
+
+
+def test_a_batch_that_the_profile_does_not_cover_is_said():
+    made = compared(batch=200, on=with_disk(cluster(1)), strategies=["data", "spill"])
+    assert any("200" in remark for remark in made.option("spill").remarks)
+    for bad in (0, 1.5, True):
+        with pytest.raises(UsageError, match="batch"):
+            compared(batch=bad)
+
+
+def test_it_is_plain_data(made):
+    data = json.loads(json.dumps(made.to_json()))
+    assert data["format"] == "plait.comparison/1"
+    assert data["chosen"] == made.chosen.name
+    assert [option["name"] for option in data["options"]] == NAMES
+    assert all((option["plan"] is None) == (not option["feasible"]) for option in data["options"])
+
+
+def test_no_torch_is_needed(tmp_path):
+    chain().save(tmp_path / "profile.json")
+    code = (
+        "import sys, plait; from plait.strategy import compare;"
+        "made = compare(plait.Profile.load(sys.argv[1]), plait.Cluster.uniform(hosts=2, memory='4GiB',"
+        "bandwidth='1gbit'), batch=8, strategies=['data', 'pipeline', 'spill']);"
+        "assert made.chosen; from plait import native;"
+        "sys.exit('torch' in sys.modules and native.missing() is None)"
+    )
+    done = subprocess.run([sys.executable, "-c", code, str(tmp_path / "profile.json")], check=False)
+    assert done.returncode == 0

@@ -1,0 +1,83 @@
+"""Profiles of jobs: measured once, and kept by what they depend on."""
+
+from dataclasses import replace
+
+import pytest
+from chains import CODECS, cluster
+
+from plait.errors import FileError
+from plait.profile import Profile
+from plait.strategy import measuring, plan
+from plait.strategy.measuring import batch_sizes, digest, profile_of, steps_of
+from reference_jobs import BASE
+
+
+@pytest.mark.parametrize(
+    ("batch", "devices", "accumulate", "sizes"),
+    [
+        (8, 1, 1, (1, 2, 4, 8)),
+        (20, 4, 1, (1, 2, 4, 8, 16, 20)),
+        (1024, 4, 1, (32, 64, 128, 256, 512, 1024)),
+        (64, 1, 4, (8, 16)),
+        (1, 8, 1, (1,)),
+    ],
+)
+def test_every_share_that_a_plan_may_use_is_covered(batch, devices, accumulate, sizes):
+    assert batch_sizes(batch, devices, accumulate) == sizes
+
+
+def test_a_profile_is_measured_once(tmp_path, monkeypatch):
+    first = profile_of(BASE, devices=2, directory=tmp_path, repetitions=1)
+    assert first.batch_sizes == (1, 2, 4, 8)
+    assert first.threads == BASE.threads
+
+    def never(*_):
+        raise AssertionError("it was measured again")
+
+    monkeypatch.setattr(measuring, "_measure", never)
+    assert profile_of(BASE, devices=2, directory=tmp_path) == first
+    longer = replace(BASE, steps=1000, seed=5, priority="background", memory="2GiB")
+    assert profile_of(longer, devices=2, directory=tmp_path) == first
+    made = plan(replace(BASE, steps=12), cluster(2), directory=tmp_path, codecs=CODECS)
+    assert made.comparisons["small"].demand.profile == first
+    assert made.comparisons["small"].demand.steps == 12
+    for other in (replace(BASE, threads=2), replace(BASE, batch=16), replace(BASE, precision="fp64")):
+        with pytest.raises(AssertionError, match="again"):
+            profile_of(other, devices=2, directory=tmp_path)
+
+
+def test_a_file_that_is_not_whole_is_measured_again(tmp_path, monkeypatch):
+    monkeypatch.setattr(measuring, "_measure", lambda *_: Profile.load(tmp_path / "known.json"))
+    from chains import chain
+
+    chain().save(tmp_path / "known.json")
+    profile_of(BASE, devices=2, directory=tmp_path)
+    (kept,) = tmp_path.glob("small-*.json")
+    kept.write_text("{")
+    assert profile_of(BASE, devices=2, directory=tmp_path) == chain()
+    assert Profile.load(kept) == chain()
+
+
+def test_the_digest_follows_the_code(tmp_path, monkeypatch):
+    module = tmp_path / "made_here.py"
+    module.write_text("def model():\n    pass\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    job = replace(BASE, model="made_here:model")
+    before = digest(job, (1, 2))
+    assert digest(job, (1, 2)) == before
+    assert digest(job, (1, 4)) != before
+    module.write_text("def model():\n    return None\n")
+    assert digest(job, (1, 2)) != before
+
+
+def test_the_folder_is_the_users_cache(monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert measuring.cache_folder() == tmp_path / "plait" / "profiles"
+    (tmp_path / "file").write_text("")
+    with pytest.raises(FileError, match="file"):
+        profile_of(BASE, devices=1, directory=tmp_path / "file" / "profiles")
+
+
+def test_epochs_are_counted_in_the_data():
+    assert steps_of(BASE) == 7
+    assert steps_of(replace(BASE, steps=None, epochs=3)) == 3 * (40 // 8)
