@@ -24,6 +24,7 @@ from plait.pipeline.plan import PipelinePlan
 from plait.profile import Profile
 from plait.sim import DataPlan, play_burst, play_data, play_pipeline
 from plait.sim.reduction import Coded, codec_of
+from plait.units import parse_rate
 
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))
@@ -31,6 +32,8 @@ import spilling  # noqa: E402
 
 MEAN, WORST = 10.0, 20.0
 """Percent that predictions may be off."""
+PROBE_S = 0.3
+"""How long the wire is probed: a shorter message has not come to its full speed."""
 NO_TIME = Speed(pack_s_per_byte=0.0, add_s_per_byte=0.0, decode_s_per_byte=0.0)
 _numbers = count(1)
 
@@ -144,6 +147,7 @@ def train(bench: Bench, row: Row) -> list[float]:
         "ways": row.ways,
         "sizes": sorted(shares),
         "seed": bench.seed,
+        "probe_bytes": round(PROBE_S * parse_rate(row.rate)) // 4 * 4,
         "repetitions": 1 if row.emulated else 3,  # what is emulated takes the same every time
         "rounds": bench.pick(quick=4, full=12),
         "measure_every": 0 if row.emulated else bench.pick(quick=2, full=3),

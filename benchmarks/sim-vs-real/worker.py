@@ -28,7 +28,6 @@ from plait.pipeline.network import Network
 from plait.pipeline.planning import plan as plan_pipeline
 from plait.profile import Times
 
-PROBE_BYTES = 8_000_000
 Batch = tuple[torch.Tensor, torch.Tensor]
 
 
@@ -96,11 +95,11 @@ class Pipeline:
         self.optimizer.zero_grad()
 
 
-def wire() -> dict[str, float]:
+def wire(probe_bytes: int) -> dict[str, float]:
     """Bytes a second and seconds of latency, as a ring's formula has them; processor seconds a byte sent."""
     world = dist.get_world_size()
     times, busy = [], []
-    for size in (4, PROBE_BYTES):
+    for size in (4, probe_bytes):
         tensor = torch.zeros(size // 4)
         found = []
         for _ in range(4):
@@ -110,7 +109,7 @@ def wire() -> dict[str, float]:
             found.append(time.perf_counter() - begun)
             busy.append(_processor_s() - used)
         times.append(statistics.median(found[1:]))
-    sent = 2 * (world - 1) / world * PROBE_BYTES
+    sent = 2 * (world - 1) / world * probe_bytes
     figures = torch.tensor(
         [sent / (times[1] - times[0]), times[0] / (2 * (world - 1)), statistics.median(busy[-3:]) / sent],
         dtype=torch.float64,
@@ -194,7 +193,7 @@ def slowest(seconds: float) -> float:
 def main(config: dict[str, Any]) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
-    link, profiles = wire(), [measure(config)]
+    link, profiles = wire(config["probe_bytes"]), [measure(config)]
     trained = ways(config, profiles[0], link)
     batch = models.example(config["kind"], config["batch"])
     seconds: dict[str, list[float]] = {name: [] for name in trained}

@@ -6,7 +6,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from plait.burst.crew import Crew, compare
+from plait.burst.crew import Crew
+from plait.burst.terms import compare
 from plait.errors import UsageError, WorkerError
 
 

@@ -1,5 +1,6 @@
 """A rank that dies, stalls, fails or disagrees ends all others, with an error that names it."""
 
+import atexit
 import os
 import re
 import signal
@@ -15,7 +16,7 @@ from torch import nn
 from torch.distributed.pipelining import PipelineStage
 
 from plait.errors import PlaitError, UsageError, WorkerError
-from plait.pipeline import ScheduleKFKB
+from plait.pipeline import AdaptiveSchedule, ScheduleKFKB
 from plait.worker import Place, free_port
 
 TIMEOUT_S = 3.0
@@ -84,6 +85,30 @@ def test_a_stopped_rank_is_named_by_all_others(ranks, victim):
         assert kind == "WorkerError"
         assert f"rank {victim} has shown no sign of life for" in text
         assert "(setting: timeout_s)" in text
+
+
+def keeper_fails(bad):
+    """Rank 0 keeps the store, as where no agent does, and is the one that something happens to."""
+    dist.init_process_group("gloo")
+    found = one_bad(0, bad, 6)
+    atexit._run_exitfuncs()  # a script's end, which the process of a test does not come to
+    return found
+
+
+@pytest.mark.parametrize(
+    ("bad", "says"),
+    [
+        (signal.SIGKILL, "rank 0, which keeps the store of the process group, is gone"),
+        (ValueError("no luck"), "rank 0 raised ValueError in step 2: no luck"),
+    ],
+)
+def test_something_happens_to_who_keeps_the_store(ranks, bad, says):
+    here = {"TORCHELASTIC_USE_AGENT_STORE": "False", "MASTER_PORT": str(free_port())}
+    killed = [] if isinstance(bad, Exception) else [0]
+    found = ranks(3, keeper_fails, bad, group=False, environment=here, lost=killed)
+    for kind, text in found[1:]:
+        assert kind == "WorkerError"
+        assert text.startswith(says)
 
 
 def bad_before_its_first_step(victim, number):
@@ -234,10 +259,37 @@ def test_a_batch_with_fewer_rows_than_micro_batches(ranks):
     found = ranks(2, small, 3)
     assert found[0] == (
         "UsageError",
-        "a tensor of 3 rows for 4 micro-batches (setting: n_microbatches); works: 3 or fewer",
+        "a tensor of 3 rows for 4 micro-batches (setting: n_microbatches); "
+        "works: schedule.change(n_microbatches=3) on every rank, or 4 rows or more",
     )
     assert found[1][0] == "WorkerError"
     assert "rank 0 raised UsageError in step 1: a tensor of 3 rows for 4 micro-batches" in found[1][1]
+    assert ranks(2, small, 1)[0][1].endswith("works: 4 rows or more")  # and not fewer than a stage each
+
+
+def without_loss(schedule, asked):
+    """A schedule with nothing to learn from; the last rank's error."""
+    rank = dist.get_rank()
+    stage = PipelineStage(Layer(), rank, 2, torch.device("cpu"))
+    given = [torch.randn(8, 4)] if rank == 0 else []
+    without = schedule(stage, 8)
+    assert (without.eval(*given) is None) == (rank == 0)
+    assert (without.step(*given) is None) == (rank == 0)  # forward only, as torch's
+    if rank == 0:
+        without.step(*given)
+        return None
+    with pytest.raises(UsageError) as caught:
+        without.step(**asked)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("schedule", [ScheduleKFKB, AdaptiveSchedule])
+def test_training_without_a_loss(ranks, schedule):
+    for asked, what in (({"target": torch.zeros(8, 4)}, "a target"), ({"losses": []}, "losses")):
+        says = f"the last rank has {what} and its schedule no loss_fn: there is nothing to learn from"
+        works = f"works: {schedule.__name__}(..., loss_fn=...) on every rank"
+        found = ranks(2, without_loss, schedule, asked)[1]
+        assert found.startswith(f"{says} (setting: loss_fn); {works}")
 
 
 def wrong_rows():
@@ -346,7 +398,7 @@ def test_a_script_comes_to_its_end(tmp_path, how):
     codes = [process.returncode for process in processes]
     if how == "fails":
         assert codes == [1, 1], ends
-        assert "plait.errors.WorkerError: rank 1 is gone" in ends[0][1]
+        assert "plait.errors.WorkerError: rank 1 has left; before, it was " in ends[0][1]
     else:
         assert codes == [0, 0], ends
         assert all(output == "done\n" for output, _ in ends)

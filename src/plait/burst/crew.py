@@ -10,17 +10,18 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 
+from plait.burst import terms
 from plait.burst.lane import Errand, Lane
 from plait.errors import PlaitError, UsageError, WorkerError
-from plait.watch import BEAT_S, Watch, own_connection
+from plait.watch import BEAT_S, WAITING, Blame, Watch, own_connection
 from plait.worker import Place
 
 T = TypeVar("T")
@@ -32,9 +33,10 @@ _DEAD_S = 4 * BEAT_S
 """Who has shown no pulse for so long, when a connection broke, is gone."""
 _SOON_S = 1.0
 """Within which threads that can end do."""
-_WAITING = "waiting "
+_COME_S = 0.05
+"""Between two looks for a rank that has not come yet."""
 _LOOK_S = 0.005
-"""Between two looks for word from the first rank."""
+"""Between two looks for word from another rank."""
 
 
 class Crew:
@@ -55,54 +57,61 @@ class Crew:
         self._watch: Watch | None = None
         self._failure: dict[str, str | None] | None = None
         self._agreed = 0
+        self._closed = False
         self._doing = "before the first step"
         if self.world > 1:
             base: Any = dist.group.WORLD
-            self._store = own_connection(base.get_group_store(), timeout_s)
+            self._kept: Any = base.get_group_store()
+            """Where this rank keeps it for all, it stays until this crew ends, as the group may not."""
+            self._store = own_connection(self._kept, timeout_s)
             # The how-manyth crew of its process this is, which is the same on every rank.
             self._prefix = f"plait/burst/crew{self._store.add(f'plait/burst/crews/{self.rank}', 1)}"
+            self._watch = Watch(
+                self._kept,
+                rank=self.rank,
+                ranks=range(self.world),
+                timeout_s=timeout_s,
+                changed=self.changed,
+                party=self._prefix,
+            )
 
     # --- meeting ------------------------------------------------------------------------------------
 
     def meet(self, facts: Mapping[str, Any], *, within_s: float = MEETING_S) -> None:
-        """Wait for all ranks, and raise on each if they do not hold the same facts; then watch over them."""
-        if self.world == 1:
-            return
-        base: Any = dist.group.WORLD
-        self._watch = Watch(
-            base.get_group_store(),
-            rank=self.rank,
-            ranks=range(self.world),
-            timeout_s=self.timeout_s,
-            changed=self.changed,
-        )
-        self._watch.share(self._prefix)
-        until = time.monotonic() + within_s
+        """Wait for all ranks, and raise on each if they do not hold the same facts."""
+        until_s = time.monotonic() + within_s
 
-        def come(key: str, rank: int) -> None:
-            try:
-                self._store.wait([key], timedelta(seconds=max(0.001, until - time.monotonic())))
-            except RuntimeError:  # torch's DistStoreError is one
+        def come(key: str, rank: int) -> bool | None:
+            if self._ask(lambda store: store.check([key])):
+                return True
+            if time.monotonic() > until_s:
                 raise WorkerError(
                     f"rank {rank} did not come within {within_s:g} s to run the plan",
                     setting="ranks",
                     works="BurstParallel made on all ranks, at about the same time",
-                ) from None
+                )
+            return None
 
-        self._compare(facts, come)
+        self._compare(
+            facts,
+            lambda key, rank: self.wait(
+                lambda: come(key, rank), f"rank {rank} to come", every_s=_COME_S, on=rank
+            ),
+        )
 
     def agree(self, facts: Mapping[str, Any]) -> None:
         """Raise on every rank if they do not hold the same facts."""
-        if self.world > 1:
-            self._compare(facts, lambda key, rank: self._look(key, f"what rank {rank} wants"))
+        self._compare(facts, lambda key, rank: self._look(key, f"what rank {rank} wants", rank))
 
-    def _compare(self, facts: Mapping[str, Any], come: Callable[[str, int], None]) -> None:
+    def _compare(self, facts: Mapping[str, Any], come: Callable[[str, int], object]) -> None:
+        if self.world == 1:
+            return
         self._agreed += 1
         keys = [f"{self._prefix}/facts/{self._agreed}/{rank}" for rank in range(self.world)]
-        self._store.set(keys[self.rank], json.dumps(dict(facts)))
+        self._ask(lambda store: store.set(keys[self.rank], json.dumps(dict(facts))))
         for rank, key in enumerate(keys):
             come(key, rank)
-        compare([json.loads(self._store.get(key)) for key in keys])
+        terms.compare(self._ask(lambda store: [json.loads(store.get(key)) for key in keys]))
 
     def open(self, name: str, width: int) -> None:
         """Make a group of the first ranks, for one kind of traffic; all ranks, also those outside, call it.
@@ -134,18 +143,33 @@ class Crew:
         if self._watch is not None:
             self._watch.doing = doing
 
-    def wait(self, ready: Callable[[], T | None], for_what: str, *, every_s: float = BEAT_S) -> T:
-        """What ``ready`` gives, once it gives something; raises where a rank has died or stalled."""
+    def alike(self, facts: dict[str, Any]) -> None:
+        """Let all who wait make sure that ranks whose first fact is the same have the others alike, too."""
+        if self._watch is not None:
+            self._watch.alike = facts
+
+    def wait(
+        self,
+        ready: Callable[[], T | None],
+        for_what: str,
+        *,
+        every_s: float = BEAT_S,
+        on: int | None = None,
+    ) -> T:
+        """What ``ready`` gives, once it gives something; raises where a rank has died, stalled or left.
+
+        ``on`` is the one rank that is waited for, if it is one.
+        """
         with self.changed:
             if (found := ready()) is not None:
                 return found
             if self._watch is not None:
-                self._watch.doing = f"{_WAITING}for {for_what} {self._doing}"
+                self._watch.doing = f"{WAITING}for {for_what} {self._doing}"
             self.waiting(True)
             since_s = seen_s = time.monotonic()
             try:
                 while (found := ready()) is None:
-                    self.check(since_s)
+                    self.check(since_s, on)
                     self.changed.wait(every_s)
                     now_s = time.monotonic()
                     if now_s - seen_s > _DEAD_S:
@@ -163,47 +187,90 @@ class Crew:
 
     def tell(self, key: str, content: Any) -> None:
         """Leave word for the ranks that will ask for it."""
-        self._store.set(f"{self._prefix}/word/{key}", json.dumps(content))
+        self._ask(lambda store: store.set(f"{self._prefix}/word/{key}", json.dumps(content)))
 
     def hear(self, key: str, for_what: str) -> Any:
-        """What another rank has left word of, waited for."""
+        """What rank 0 has left word of, waited for."""
         name = f"{self._prefix}/word/{key}"
-        self._look(name, for_what)
-        return json.loads(self._store.get(name))
+        self._look(name, for_what, 0)
+        return json.loads(self._ask(lambda store: store.get(name)))
 
-    def _look(self, key: str, for_what: str) -> None:
-        self.wait(lambda: self._store.check([key]) or None, for_what, every_s=_LOOK_S)
+    def _look(self, key: str, for_what: str, on: int) -> None:
+        self.wait(
+            lambda: self._ask(lambda store: store.check([key])) or None, for_what, every_s=_LOOK_S, on=on
+        )
+
+    def _ask(self, question: Callable[[Any], T]) -> T:
+        """What the store answers; without one there is no going on."""
+        try:
+            return question(self._store)
+        except RuntimeError as error:  # torch's DistError is one
+            if self._watch is not None:
+                self._blame(self._watch.orphaned(_short(error)))
+            self.check()
+            raise
 
     # --- failing ------------------------------------------------------------------------------------
 
-    def check(self, since_s: float | None = None) -> None:
-        """Raise where this rank or another has failed, or, while waiting since a moment, one is silent."""
+    def enter(self) -> None:
+        """Raise where there is no going on, before anything is begun."""
+        self.check()
+        if self._closed:
+            raise UsageError("it is closed", setting="close", works="a new BurstParallel, on every rank")
+
+    def check(self, since_s: float | None = None, on: int | None = None) -> None:
+        """Raise where this rank or another has failed, or, while waiting since a moment, one is gone."""
         if self._failure is None and self._watch is not None:
             if self._watch.complaint is not None:
                 self._failure = json.loads(self._watch.complaint)
-            elif since_s is not None and (blamed := self._watch.blame(since_s)) is not None:
-                works = (
-                    f"timeout_s above {self.timeout_s:g}, if ranks are silent for so long when all is well"
-                )
-                self._fail(f"{blamed}; rank {self.rank} was {self._watch.doing}", "timeout_s", works)
-            elif since_s is not None and time.monotonic() - since_s > self.timeout_s:
-                self._check_circle(self._watch)
+            elif since_s is not None:
+                self._look_around(self._watch, since_s, on)
         if self._failure is not None:
             raise WorkerError(
                 str(self._failure["what"]), setting=self._failure["setting"], works=self._failure["works"]
             )
 
+    def _look_around(self, watch: Watch, since_s: float, on: int | None) -> None:
+        if (unlike := watch.unlike()) is not None:
+            self._differ(watch, *unlike)
+        elif (blamed := watch.blame(since_s, on)) is not None:
+            self._blame(blamed)
+        elif time.monotonic() - since_s > self.timeout_s:
+            self._check_circle(watch)
+
+    def _differ(self, watch: Watch, rank: int, theirs: dict[str, Any]) -> None:
+        pair = sorted([(self.rank, watch.alike), (rank, theirs)], key=lambda one: one[0])
+        (first, ours), (second, others) = pair
+        try:
+            terms.compare_two(first, ours, second, others)
+        except WorkerError as error:
+            self._fail(error.what, error.setting, error.works)
+
     def _check_circle(self, watch: Watch) -> None:
-        """Alive as they are, if all wait and have long waited, nothing will come any more."""
+        """Alive as they are, if all wait and have long waited, or have left, nothing will come any more."""
         others = watch.unchanged(self.timeout_s)
-        if len(others) == self.world - 1 and all(doing.startswith(_WAITING) for doing in others.values()):
-            everyone = sorted({**others, self.rank: watch.doing}.items())
-            self._fail(
-                "all ranks wait for each other: "
-                + "; ".join(f"rank {rank} {doing}" for rank, doing in everyone),
-                "batch",
-                "the same calls with batches of the same shapes on every rank",
-            )
+        if len(others) + len(watch.left) < self.world - 1:
+            return
+        if not all(doing.startswith(WAITING) for doing in others.values()):
+            return
+        if watch.left:
+            self._blame(watch.parted(min(watch.left)))
+            return
+        everyone = sorted({**others, self.rank: watch.doing}.items())
+        self._fail(
+            "all ranks wait for each other: " + "; ".join(f"rank {rank} {doing}" for rank, doing in everyone),
+            "batch",
+            "the same calls with batches of the same shapes on every rank",
+        )
+
+    @contextmanager
+    def told(self, doing: str) -> Iterator[None]:
+        """Let the others know of an error, so that none waits for this rank."""
+        try:
+            yield
+        except BaseException as error:
+            self.give_up(error, doing)
+            raise
 
     def give_up(self, error: BaseException, doing: str) -> None:
         """Tell the other ranks that this one has failed, and why, so that none waits for it."""
@@ -225,11 +292,16 @@ class Crew:
 
         A thread that came back from gloo while Python shuts down would abort the process.
         """
+        if self._closed:
+            return
+        self._closed = True
         threads = [lane.thread for lane in self._lanes]
         for lane in self._lanes:
             lane.close()
         if self._watch is not None:
+            self._watch.linger()
             self._watch.close()
+            self._kept = None
             threads.append(self._watch.thread)
         if not _ended(threads, _SOON_S):
             # After a failure some wait for messages that will not come. A timeout makes gloo end all waits.
@@ -248,27 +320,20 @@ class Crew:
 
     def lost(self, errand: Errand, error: BaseException) -> None:
         """Something that others were needed for has failed: tell all why."""
-        if isinstance(error, PlaitError):
-            self._fail(error.what, error.setting, error.works)
+        if isinstance(error, RuntimeError) and not isinstance(error, PlaitError):  # as gloo's and NCCL's are
+            why = _short(error)
+            gone = Blame(what=f"a rank is gone ({why})")
+            if self._watch is not None:
+                gone = self._watch.gone(errand.peer, why)
+            self._fail(f"{gone.what}; rank {self.rank} was {errand.doing}", gone.setting, gone.works)
         else:
-            why = (str(error).strip() or type(error).__name__).splitlines()[0]
-            why = why.split("] ", 1)[-1].split(". ")[0]
-            gone = self._gone() if errand.peer is None else f"rank {errand.peer} is"
-            what = f"{gone} gone ({why}); rank {self.rank} was {errand.doing}"
-            self._fail(what, "ranks", "see the log of that rank")
+            self.give_up(error, errand.doing)
         with self.changed:
             self.changed.notify_all()
 
-    def _gone(self) -> str:
-        """Who is missing in a collective that broke: gloo does not tell, their pulse does."""
-        until = time.monotonic() + _DEAD_S + 2 * BEAT_S
-        while self._watch is not None and self._watch.complaint is None and time.monotonic() < until:
-            silent = self._watch.silent(_DEAD_S)
-            if silent:
-                numbers = ", ".join(map(str, silent))
-                return f"rank {numbers} is" if len(silent) == 1 else f"ranks {numbers} are"
-            time.sleep(BEAT_S / 5)
-        return "a rank is"
+    def _blame(self, blame: Blame) -> None:
+        doing = self._doing if self._watch is None else self._watch.doing
+        self._fail(f"{blame.what}; rank {self.rank} was {doing}", blame.setting, blame.works)
 
     def _fail(self, what: str, setting: str | None = None, works: str | None = None) -> None:
         said = json.dumps({"what": what, "setting": setting, "works": works})
@@ -277,27 +342,10 @@ class Crew:
         self._failure = self._failure or json.loads(said)
 
 
-def compare(everyone: list[dict[str, Any]]) -> None:
-    """Raise where ranks do not hold the same facts, naming the first that differs; facts may be nested."""
-    for rank, theirs in enumerate(everyone):
-        first = _difference(everyone[0], theirs, "")
-        if first is not None:
-            where, ours, other = first
-            raise WorkerError(
-                f"rank {rank} has {where} {other!r}, and rank 0 has {ours!r}",
-                setting=where.split(" ")[0],
-                works="the same on every rank: save the plan once, and load it everywhere",
-            )
-
-
-def _difference(ours: Any, theirs: Any, where: str) -> tuple[str, Any, Any] | None:
-    if isinstance(ours, dict) and isinstance(theirs, dict):
-        for name in dict.fromkeys([*ours, *theirs]):
-            found = _difference(ours.get(name), theirs.get(name), f"{where} {name!r}" if where else name)
-            if found is not None:
-                return found
-        return None
-    return None if ours == theirs else (where, ours, theirs)
+def _short(error: BaseException) -> str:
+    """What gloo or the store says, without where in its source."""
+    why = (str(error).strip() or type(error).__name__).splitlines()[0]
+    return why.split("] ", 1)[-1].split(". ")[0]
 
 
 def _place() -> tuple[int, int]:

@@ -33,13 +33,15 @@ from plait.burst.rows import begin, moves
 
 
 class Post:
-    """Sends and receives rows; messages between two ranks match by their order alone."""
+    """Sends and receives rows; messages of one tag between two ranks match by their order."""
 
     def __init__(self, crew: Crew) -> None:
         self.crew = crew
         self.rank, self.device = crew.rank, crew.device
         self.early = crew.device.type == "cpu"
         """Whether receives may be posted ahead: NCCL would hold up what is sent after them."""
+        self.tag = 0
+        """Messages are only received by who has the same."""
         self.free = threading.Event()
         """Set while no rows are on their way from this rank."""
         self.free.set()
@@ -75,7 +77,7 @@ class Post:
         self, start: Callable[..., Any], tensor: torch.Tensor, peer: int, group: Any, doing: str
     ) -> Any:
         try:
-            return start(tensor, peer, group=group)
+            return start(tensor, peer, group=group, tag=self.tag)
         except RuntimeError as error:  # gloo takes no message to a peer that is gone
             self.crew.lost(Errand(None, doing, peer), error)
             self.crew.check()

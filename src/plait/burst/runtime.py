@@ -18,8 +18,8 @@ each rank's own rows and keeps rank 0's statistics, unless ``batch_norm="synchro
 
 from __future__ import annotations
 
-import hashlib
 import math
+import pickle
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
@@ -37,15 +37,13 @@ from plait.burst.figures import Figures
 from plait.burst.holding import Holding
 from plait.burst.norm import SynchronizedNorm
 from plait.burst.reshard import Post
-from plait.burst.rows import begin
 from plait.burst.state import Spread, spread_optimizer
-from plait.burst.sweep import Route, Sweep, cut
+from plait.burst.step_batch import StepBatch
+from plait.burst.sweep import Route, Sweep
 from plait.burst.sync import GradientSync, buckets, check
 from plait.chain import Chain
 from plait.collective import Collective, TorchCollective
-from plait.compat import tree_flatten
-from plait.data import rows_of, share
-from plait.errors import UsageError
+from plait.errors import UsageError, WorkerError
 from plait.objective import Objective, inputs_without_labels
 from plait.timeline import Timeline
 
@@ -80,38 +78,41 @@ class BurstParallel:
         - ``timeline``: gets a span for every block and every wait.
         - ``timeout_s``: how long a rank may show no sign of life.
         """
-        self._collective = TorchCollective() if collective is None else collective
-        check(self._collective)
-        if batch_norm not in get_args(BatchNorm):
-            raise UsageError(
-                f"there is no batch_norm {batch_norm!r}", setting="batch_norm", works="local, synchronized"
-            )
-        self._objective = Objective(
-            loss=loss,
-            weight=getattr(loss, "weight", losses.rows) if weight is None else weight,
-            inputs=inputs_without_labels if inputs is None else inputs,
-            bf16=bf16,
-        )
         self.chain = chain
         """Whole on rank 0; on the others, blocks that run elsewhere are on the meta device."""
         self.batch_norm = batch_norm
         self._crew = Crew(device=_device(chain, device), timeout_s=timeout_s)
-        terms.check_plan(plan, chain, self._crew.world)
-        self.gaps: tuple[float, ...] = (0.0,) * self._crew.world
-        """By rank, the milliseconds in which it had nothing to do in the step before the last."""
-        self._diary = Diary(self._crew.rank, timeline)
-        self._crew.waiting = self._diary.waiting
-        weakref.finalize(self, _end, self._crew, self._diary)
-        self._holding = Holding(chain, self._crew.device, seed)
-        self._crew.meet({**self._facts(plan), "batch_norm": batch_norm, "bf16": bf16})
-        self._signatures: dict[str, str] = {}
-        self._plans = 0
-        self._sync: GradientSync | None = None
-        self._post = Post(self._crew)
-        self._spread = Spread(self._crew)
-        self._figures = Figures(self._crew)
-        self._adopt(plan)
-        self._share_weights(self._holding.widths(plan.widths), range(len(chain)))
+        weakref.finalize(self, self._crew.close)
+        with self._crew.told("at the start"):
+            self._collective = TorchCollective() if collective is None else collective
+            check(self._collective)
+            if batch_norm not in get_args(BatchNorm):
+                raise UsageError(
+                    f"there is no batch_norm {batch_norm!r}",
+                    setting="batch_norm",
+                    works="local, synchronized",
+                )
+            terms.check_plan(plan, chain, self._crew.world)
+            self._objective = Objective(
+                loss=loss,
+                weight=getattr(loss, "weight", losses.rows) if weight is None else weight,
+                inputs=inputs_without_labels if inputs is None else inputs,
+                bf16=bf16,
+            )
+            self.gaps: tuple[float, ...] = (0.0,) * self._crew.world
+            """By rank, the milliseconds in which it had nothing to do in the step before the last."""
+            self._diary = Diary(self._crew.rank, timeline)
+            weakref.finalize(self, self._diary.close)
+            self._crew.waiting = self._diary.waiting
+            self._holding = Holding(chain, self._crew.device, seed)
+            self._agree(self._crew.meet, plan, {"batch_norm": batch_norm, "bf16": bf16})
+            self._plans = 0
+            self._sync: GradientSync | None = None
+            self._post = Post(self._crew)
+            self._spread = Spread(self._crew)
+            self._figures = Figures(self._crew)
+            self._adopt(plan)
+            self._share_weights(self._holding.widths(plan.widths), range(len(chain)))
 
     # --- what it holds ------------------------------------------------------------------------------
 
@@ -152,15 +153,17 @@ class BurstParallel:
         the first. With ``micro_batches`` it passes in so many parts, one after the other, and gradients
         are added up once; ``before_each`` is called with the number of each, from 0, before its forward pass.
         """
-        self._crew.check()
-        given = batch[0] if len(batch) == 1 else batch
+        self._crew.enter()
+        whole = batch[0] if len(batch) == 1 else batch
         number = self._diary.begin()
         self._crew.says(f"in step {number}")
-        with _told(self._crew, f"in step {number}"):
-            rows = rows_of(given)
-            terms.check_rows(self._plan, rows, micro_batches)
+        with self._crew.told(f"in step {number}"):
+            training = self.chain.model.training
+            given = StepBatch(whole, micro_batches, self._plan, step=number, training=training)
             self._holding.check()
-            loss = self._train(given, rows, micro_batches, before_each or (lambda number: None))
+            self._crew.alike(given.alike)
+            self._post.tag = given.tag
+            loss = self._train(given, before_each or (lambda number: None))
         self._diary.end()
         self._crew.says(f"between steps {number} and {number + 1}")
         return loss
@@ -170,6 +173,7 @@ class BurstParallel:
 
         To be called on all ranks, after ``step``.
         """
+        self._crew.enter()
         gradients = [p.grad for p in self._holding.parameters.values() if p.grad is not None]
         whole = float(nn.utils.get_total_norm(gradients)) if self.rank == 0 else 0.0
         (norm,) = self._figures.total([whole])
@@ -177,44 +181,39 @@ class BurstParallel:
         nn.utils.clip_grads_with_norm_(list(self._holding.parameters.values()), max_norm, total)
         return total
 
-    def _train(
-        self, batch: Any, rows: int, micro_batches: int, before_each: Callable[[int], object]
-    ) -> float:
+    def _train(self, given: StepBatch, before_each: Callable[[int], object]) -> float:
         assert self._sync is not None
-        parts = [cut(batch, rows, *_ends(share(rows, part, micro_batches))) for part in range(micro_batches)]
-        sizes = [len(share(rows, part, micro_batches)) for part in range(micro_batches)]
-        width = self._plan.widths[-1]
-        weights = [
-            [self._objective.weigh(cut(part, size, begin(size, width, r), begin(size, width, r + 1)))
-             for r in range(width)]
-            for part, size in zip(parts, sizes, strict=True)
-        ]  # fmt: skip
+        weights = given.weights(self._objective)
         total = math.fsum(weight for some in weights for weight in some)
         if total == 0:  # nothing counts, on any rank: the mean is undefined
             return math.nan
         self._sync.begin()
         loss = 0.0
-        for number, (part, size, some) in enumerate(zip(parts, sizes, weights, strict=True)):
+        signature = f"{self._plans}/{given.signature}"
+        for number, ((part, rows), some) in enumerate(zip(given.parts, weights, strict=True)):
             before_each(number)
-            sweep = Sweep(self._route, part, size, self._signature(part))
+            sweep = Sweep(self._route, part, rows, signature)
             loss += sweep.forward(some, total)
-            final = number == micro_batches - 1
+            final = number == len(given.parts) - 1
             sweep.backward(self._ended if final else lambda place: None)
-        return self._finish(loss)
+        return self._finish(loss, given)
 
-    def _finish(self, loss: float) -> float:
+    def _finish(self, loss: float, given: StepBatch) -> float:
         """Wait for the gradients; what all ranks must know goes around meanwhile."""
         assert self._sync is not None
         world = self._crew.world
-        gaps = [0.0] * world
+        gaps, tags = [0.0] * world, [0.0] * world
         gaps[self.rank] = 0.0 if self.record is None else self.record.total_ms("idle")
+        tags[self.rank] = float(given.tag)
         self._diary.idle = self.rank >= self._plan.widths[0]
-        pending = self._figures.start([loss, *gaps, *self._sync.flags])
+        pending = self._figures.start([loss, *gaps, *tags, *self._sync.flags])
         reduced = self._sync.finish()
         whole = pending()
         for label, errand in reduced:
             self._diary.note("sync", label, errand.start_ns, errand.end_ns)
-        self._sync.deliver(whole[1 + world :])
+        if len(set(whole[1 + world : 1 + 2 * world])) > 1:  # as all ranks see, which now find out why
+            self._crew.agree(given.alike)
+        self._sync.deliver(whole[1 + 2 * world :])
         self._diary.idle = False
         self.gaps = tuple(whole[1 : 1 + world])
         return whole[0]
@@ -231,9 +230,10 @@ class BurstParallel:
         All ranks call it. The optimizer is changed in place: its groups hold the parameters that this rank
         has now. Gradients are dropped.
         """
-        self._crew.check()
-        terms.check_plan(plan, self.chain, self._crew.world)
-        self._crew.agree(self._facts(plan))
+        self._crew.enter()
+        with self._crew.told("changing the plan"):
+            terms.check_plan(plan, self.chain, self._crew.world)
+            self._agree(self._crew.agree, plan, {})
         old = self._holding.widths(self._plan.widths)
         before = self._plan.widths
         for parameter in self._holding.parameters.values():
@@ -252,9 +252,9 @@ class BurstParallel:
 
     def load_state_dict(self, state: Mapping[str, Any] | None) -> None:
         """Load the state of the whole model, which rank 0 has; all ranks call it, others may give None."""
-        self._crew.check()
+        self._crew.enter()
         if self.rank == 0:
-            with _told(self._crew, "loading weights"):
+            with self._crew.told("loading weights"):
                 if state is None:
                     raise UsageError("rank 0 has no state to load", setting="state", works="state_dict()")
                 self.chain.load_state_dict(state)
@@ -266,9 +266,9 @@ class BurstParallel:
 
     def load_optimizer_state(self, optimizer: torch.optim.Optimizer, state: Mapping[str, Any] | None) -> None:
         """Load the state of the whole optimizer, which rank 0 has, under whatever plan; all ranks call it."""
-        self._crew.check()
+        self._crew.enter()
         if self.rank == 0:
-            with _told(self._crew, "loading the optimizer's state"):
+            with self._crew.told("loading the optimizer's state"):
                 if state is None:
                     raise UsageError(
                         "rank 0 has no state to load", setting="state", works="optimizer_state()"
@@ -281,24 +281,26 @@ class BurstParallel:
 
         All ranks call it, right after they have made theirs.
         """
-        self._crew.check()
+        self._crew.enter()
         self._spread_optimizer(optimizer, set())
 
     def tell(self, content: Any) -> Any:
         """What rank 0 was given here, on every rank: anything that can be pickled."""
-        with _told(self._crew, "telling the others"):
-            return self._spread.object(content, "word")
+        self._crew.enter()
+        with self._crew.told("telling the others"):
+            return pickle.loads(self._spread.object(_pickled(content) if self.rank == 0 else b"", "word"))
 
     def telling(self, doing: str) -> AbstractContextManager[None]:
         """Around what may fail on this rank alone: the others then raise, too, rather than wait for it."""
-        return _told(self._crew, doing)
+        return self._crew.told(doing)
 
     def close(self) -> None:
         """End the threads and publish no more; the weights stay."""
-        _end(self._crew, self._diary)
+        self._diary.close()
+        self._crew.close()
 
     def _spread_optimizer(self, optimizer: torch.optim.Optimizer, moved: set[str]) -> None:
-        with _told(self._crew, "sharing the optimizer's state"):
+        with self._crew.told("sharing the optimizer's state"):
             spread_optimizer(
                 optimizer,
                 self._spread,
@@ -309,10 +311,18 @@ class BurstParallel:
                 moved=moved,
             )
 
-    def _facts(self, plan: BurstPlan) -> dict[str, Any]:
-        """What all ranks must agree on, so that each reduces the same gradients in the same way."""
+    def _agree(
+        self, meet: Callable[[dict[str, Any]], None], plan: BurstPlan, more: Mapping[str, Any]
+    ) -> None:
+        """Make sure of what all ranks need alike, so that each reduces the same gradients in the same way."""
         collective = type(self._collective).__name__
-        return {**terms.facts(plan), "collective": collective, **self._holding.facts(plan.widths)}
+        try:
+            facts = {**terms.facts(plan), **more, "collective": collective}
+            meet({**facts, **self._holding.facts(plan.widths)})
+        except WorkerError as error:
+            if error.setting == "model":  # as it is on all ranks, which now find out where they differ
+                self._crew.agree(terms.parameters(self._holding.trained(plan.widths)))
+            raise
 
     def _adopt(self, plan: BurstPlan) -> None:
         """Hold what a plan gives this rank."""
@@ -320,7 +330,7 @@ class BurstParallel:
             self._crew.open("sync", width)
             if self.batch_norm == "synchronized":
                 self._crew.open("norm", width)
-        with _told(self._crew, "taking its blocks"):
+        with self._crew.told("taking its blocks"):
             self._holding.take(plan.widths, self.rank)
         if self._sync is not None:
             self._sync.close()
@@ -328,7 +338,6 @@ class BurstParallel:
         parameters = self._holding.parameters
         self._sync = GradientSync(self._crew, self._collective, order, parameters, free=self._post.free)
         self._plan = plan
-        self._signatures = {}
         self._plans += 1
         self._route = Route(
             chain=self.chain,
@@ -362,21 +371,6 @@ class BurstParallel:
             stack.enter_context(self._diary.doing(what, self.chain[place].name))
             yield
 
-    def _signature(self, batch: Any) -> str:
-        """Batches of one signature have values of one form; all ranks number them alike."""
-        leaves, structure = tree_flatten(batch)
-        forms = [
-            (tuple(leaf.shape[1:]), str(leaf.dtype))
-            if isinstance(leaf, torch.Tensor)
-            else type(leaf).__name__
-            for leaf in leaves
-        ]
-        text = f"{forms}{structure}{self.chain.model.training}"
-        if text not in self._signatures:
-            digest = hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
-            self._signatures[text] = f"{self._plans}/{digest}"
-        return self._signatures[text]
-
 
 def _device(chain: Chain, device: torch.device | str | None) -> torch.device:
     if device is not None:
@@ -384,20 +378,12 @@ def _device(chain: Chain, device: torch.device | str | None) -> torch.device:
     return next((p.device for p in chain.parameters() if not p.is_meta), torch.device("cpu"))
 
 
-def _ends(rows: range) -> tuple[int, int]:
-    return rows.start, rows.stop
-
-
-@contextmanager
-def _told(crew: Crew, doing: str) -> Iterator[None]:
-    """Let the others know of an error, so that none waits for this rank."""
+def _pickled(content: Any) -> bytes:
     try:
-        yield
-    except BaseException as error:
-        crew.give_up(error, doing)
-        raise
-
-
-def _end(crew: Crew, diary: Diary) -> None:
-    diary.close()
-    crew.close()
+        return pickle.dumps(content)
+    except Exception as error:  # pickle raises several kinds
+        raise UsageError(
+            f"a {type(content).__name__} cannot be pickled: {error}",
+            setting="content",
+            works="numbers, lists",
+        ) from error

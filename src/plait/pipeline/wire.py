@@ -25,7 +25,7 @@ import torch.distributed as dist
 from plait.errors import PlaitError, WorkerError
 from plait.pipeline.inbox import Inbox
 from plait.pipeline.outbox import Outbox
-from plait.watch import BEAT_S, Watch
+from plait.watch import BEAT_S, Blame, Watch
 
 T = TypeVar("T")
 _SOON_S = 1.0
@@ -151,6 +151,7 @@ class Wire:
         boxes = [box for each in self._neighbours.values() for box in (each.inbox, each.outbox)]
         threads = [box.thread for box in boxes]
         if self._watch is not None:
+            self._watch.linger()
             self._watch.close()
             threads.append(self._watch.thread)
         for box in boxes:
@@ -168,9 +169,8 @@ class Wire:
             if self._watch.complaint is not None:
                 self._failure = json.loads(self._watch.complaint)
             elif since_s is not None and (blamed := self._watch.blame(since_s)) is not None:
-                doing, timeout_s = self._watch.doing, self._watch.timeout_s
-                works = f"timeout_s above {timeout_s:g}, if ranks are silent for so long when all is well"
-                self._fail(f"{blamed}; rank {self.rank} was {doing}", "timeout_s", works)
+                what = f"{blamed.what}; rank {self.rank} was {self._watch.doing}"
+                self._fail(what, blamed.setting, blamed.works)
         if self._failure is not None:
             raise WorkerError(
                 str(self._failure["what"]), setting=self._failure["setting"], works=self._failure["works"]
@@ -178,19 +178,22 @@ class Wire:
 
     def _lost(self, peer: int, doing: str, error: BaseException) -> None:
         """A neighbour's thread has come to its end."""
-        with self.changed:
-            if isinstance(error, PlaitError):
-                self._fail(error.what, error.setting, error.works)
+        if isinstance(error, PlaitError):
+            self._fail(error.what, error.setting, error.works)
+        else:
+            assert self._watch is not None, "there are neighbours"
+            why = str(error).strip().splitlines()[0].split("] ", 1)[-1].split(". ")[0]
+            if "Timed out" in why:
+                last = self._watch.last_word(peer)
+                gone = Blame(
+                    what=f"rank {peer} took longer than the process group waits ({why}); it was {last}",
+                    setting="timeout of init_process_group",
+                    works="more than a stage computes at a time",
+                )
             else:
-                last = self._watch.last_word(peer) if self._watch is not None else "starting"
-                why = str(error).strip().splitlines()[0].split("] ", 1)[-1].split(". ")[0]
-                if "Timed out" in why:
-                    what = f"rank {peer} took longer than the process group waits ({why}); it was {last}"
-                    knob, works = "timeout of init_process_group", "more than a stage computes at a time"
-                else:
-                    what = f"rank {peer} is gone ({why}); when last heard of it was {last}"
-                    knob, works = "ranks", "see the log of that rank"
-                self._fail(f"{what}; rank {self.rank} was {doing}", knob, works)
+                gone = self._watch.gone(peer, why)
+            self._fail(f"{gone.what}; rank {self.rank} was {doing}", gone.setting, gone.works)
+        with self.changed:
             self.changed.notify_all()
 
     def _fail(self, what: str, setting: str | None = None, works: str | None = None) -> None:
