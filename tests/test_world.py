@@ -1,3 +1,7 @@
+import os
+import subprocess
+import sys
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -79,3 +83,23 @@ def at_odds_in_bits():
         except RuntimeError as error:
             return str(error)
     return "no error"
+
+
+MEETINGS = """
+from plait.world import World
+
+for meeting in range(6):
+    with World.join() as world:
+        assert world.sum([1.0]) == [2.0]
+print("met")
+"""
+
+
+def test_workers_of_torchrun_can_meet_again_and_again(tmp_path):
+    """Its agent keeps one store, in which the addresses of the meeting before still stand."""
+    script = tmp_path / "meetings.py"
+    script.write_text(MEETINGS)
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", script]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+    assert (done.returncode, done.stdout.count("met")) == (0, 2), done.stderr

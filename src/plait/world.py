@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
@@ -17,6 +18,8 @@ from plait.worker import Place
 
 PATIENCE = timedelta(minutes=10)
 """How long a collective may take before its rank gives up."""
+_JOINS = itertools.count(1)
+"""The meetings of this process; all workers of a job have the same ones."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,7 +60,7 @@ class World:
                 yield cls(place=place, device=where)
             else:
                 backend = "nccl" if where.type == "cuda" else "gloo"
-                dist.init_process_group(backend, timeout=PATIENCE, **_store_of_this_attempt(place))
+                dist.init_process_group(backend, timeout=PATIENCE, **_own_store(place, next(_JOINS)))
                 try:
                     yield cls(place=place, device=where)
                 finally:
@@ -93,18 +96,21 @@ class World:
                 dist.broadcast(tensor, 0)
 
 
-def _store_of_this_attempt(place: Place) -> dict[str, Any]:
-    """Where workers that torchrun has started again meet, as arguments of ``init_process_group``.
+def _own_store(place: Place, join: int) -> dict[str, Any]:
+    """Where workers meet that may have met before, as arguments of ``init_process_group``.
 
-    torchrun's agent keeps one store for all attempts (torch 2.13), in which workers may still find the
-    addresses of those that died; so each attempt gets keys of its own. Agents on several hosts count them
-    differently, so nothing changes there: TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 makes a new store each time.
+    torchrun's agent keeps one store for all that its workers do (torch 2.13), in which they may still find
+    addresses of an earlier group of theirs, or of workers that died and were started again; so each attempt
+    and each meeting gets keys of its own. Agents on several hosts count attempts differently, so these do
+    not count there: TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 makes a new store each time.
     """
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    if place.local_world < place.world:
+        attempt = "0"
     kept = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-    if attempt == "0" or not kept or place.local_world < place.world:
+    if not kept or (attempt == "0" and join == 1):
         return {}
     torch_distributed: Any = dist  # whose stub does not export its stores
     agent = torch_distributed.TCPStore(place.address, place.port, is_master=False, timeout=PATIENCE)
-    store = torch_distributed.PrefixStore(f"attempt_{attempt}", agent)
+    store = torch_distributed.PrefixStore(f"attempt_{attempt}_meeting_{join}", agent)
     return {"store": store, "rank": place.rank, "world_size": place.world}
