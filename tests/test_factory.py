@@ -230,6 +230,23 @@ def test_an_error_of_plaits_own_in_a_file_stays_what_it_is(tmp_path):
     assert caught.value.setting == "memory"
 
 
+def test_a_script_with_a_command_line_is_loaded_with_none(tmp_path, monkeypatch):
+    monkeypatch.setattr("sys.argv", ["plait", "profile", "--json"])
+    parse = "import argparse, sys\nargv = sys.argv\nparser = argparse.ArgumentParser()\n"
+    file = tmp_path / "script.py"
+    file.write_text(f"{parse}parser.add_argument('--steps', default=3)\nargs = parser.parse_args()")
+    assert load_file(file).argv == [str(file)]
+    assert load_file(file).args.steps == 3
+    file = tmp_path / "needs.py"
+    file.write_text(f"{parse}parser.add_argument('data')\nargs = parser.parse_args()")
+    with pytest.raises(
+        FileError, match=r"needs\.py, line 5: it ended the interpreter \(exit code 2\)"
+    ) as caught:
+        load_file(file)
+    assert caught.value.works.endswith("if __name__ == '__main__'")
+    assert sys.argv == ["plait", "profile", "--json"]
+
+
 def test_leaving_is_no_failure_of_a_file(tmp_path):
     file = tmp_path / "leaving.py"
     file.write_text("raise SystemExit(143)")

@@ -165,10 +165,18 @@ def load_file(path: str | Path) -> ModuleType:
         sys.path.append(str(file.parent))
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
+    ours, sys.argv = sys.argv, [str(file)]  # what this process was started with is not the file's
     try:
         spec.loader.exec_module(module)
     except BaseException as error:
         del sys.modules[name]
+        if isinstance(error, SystemExit) and not _of_a_signal(error):
+            raise FileError(
+                f"{file}{_line_in(file, error)}: it ended the interpreter (exit code {error.code}) while it "
+                "was loaded: as a script that reads a command line of its own, it has no job to offer",
+                setting="path",
+                works="job = Job(...) at its top, and what the script does under: if __name__ == '__main__'",
+            ) from error
         if isinstance(error, PlaitError) or not isinstance(error, Exception):
             raise
         raise FileError(
@@ -176,10 +184,17 @@ def load_file(path: str | Path) -> ModuleType:
             setting="path",
             works="a file that Python runs",
         ) from error
+    finally:
+        sys.argv = ours
     return module
 
 
-def _line_in(file: Path, error: Exception) -> str:
+def _of_a_signal(error: SystemExit) -> bool:
+    """Whether a process leaves because a signal told it to, as plait's commands do: with 128 + its number."""
+    return isinstance(error.code, int) and error.code > 128
+
+
+def _line_in(file: Path, error: BaseException) -> str:
     """Where in a file an error arose, or the call that led to it elsewhere."""
     if isinstance(error, SyntaxError) and error.filename == str(file):
         return f", line {error.lineno}"

@@ -1,5 +1,6 @@
 """The adaptive schedule in real processes: exact whatever it chooses, agreed, within its memory."""
 
+import logging
 import time
 
 import pytest
@@ -211,6 +212,25 @@ def ends_of_epochs():
 
 def test_the_last_batch_of_an_epoch_is_trained_too(ranks):
     assert max(ranks(2, ends_of_epochs)) < 1e-10
+
+
+def never_as_told(sizes):
+    said, schedule = [], adaptive()
+    log, keep = logging.getLogger("plait.pipeline"), logging.Handler(logging.WARNING)
+    keep.emit = lambda record: said.append(record.getMessage())
+    log.addHandler(keep)
+    for step, rows in enumerate(sizes):
+        call(schedule, step, rows, run="eval")
+        call(schedule, step, rows)
+    return said
+
+
+def test_batches_that_never_have_the_rows_it_was_told_are_spoken_of_once(ranks):
+    first, last = ranks(2, never_as_told, [12, 11, 12, 12])
+    assert len(first) == 1
+    assert first[0].startswith("2 batches, the last of 11 rows, and global_batch is 24: nothing is learned")
+    assert last == []
+    assert ranks(2, never_as_told, [12, BATCH, 12, 12]) == [[], []]
 
 
 def refusals():

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from datetime import timedelta
 
 import pytest
@@ -276,7 +277,8 @@ def without_loss(schedule, asked):
     assert (without.eval(*given) is None) == (rank == 0)
     assert (without.step(*given) is None) == (rank == 0)  # forward only, as torch's
     if rank == 0:
-        without.step(*given)
+        with suppress(WorkerError):  # if it hears of the other's error before its own work is done
+            without.step(*given)
         return None
     with pytest.raises(UsageError) as caught:
         without.step(**asked)

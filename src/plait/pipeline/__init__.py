@@ -11,10 +11,12 @@ from plait.lazy import exports
 
 if TYPE_CHECKING:
     from plait.pipeline.adaptive import AdaptiveSchedule as AdaptiveSchedule
+    from plait.pipeline.clipping import clip_grad_norm_ as clip_grad_norm_
     from plait.pipeline.orders import Order as Order
     from plait.pipeline.schedule import ScheduleKFKB as ScheduleKFKB
     from plait.pipeline.stage import Stages as Stages
     from plait.pipeline.stage import stages as stages
+    from plait.pipeline.training import train as train
     from plait.pipeline.tuner import Tuning as Tuning
 
 _HOME = {
@@ -23,7 +25,9 @@ _HOME = {
     "ScheduleKFKB": "plait.pipeline.schedule",
     "Stages": "plait.pipeline.stage",
     "Tuning": "plait.pipeline.tuner",
+    "clip_grad_norm_": "plait.pipeline.clipping",
     "stages": "plait.pipeline.stage",
+    "train": "plait.pipeline.training",
 }
 
 __all__ = sorted(_HOME)

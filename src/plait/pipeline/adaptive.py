@@ -39,6 +39,8 @@ from plait.units import parse_bytes, parse_whole
 LOG = logging.getLogger("plait.pipeline")
 _CAREFUL_STEPS = 2
 """Under a memory limit, steps with one micro-batch in flight until sizes are known."""
+_UNLIKE_STEPS = 2
+"""Batches of another size than the schedule was told, and none of that size, before it says so."""
 _NEWS = 0.02
 """A change of a stage's memory by less is no news to the tuner."""
 
@@ -119,6 +121,7 @@ class AdaptiveSchedule(ScheduleKFKB):
         self._host = own_host()
         self._unmeasured = memory is None
         self._learned = 0
+        self._unlike = 0
         self._links = Links(stage.num_stages)
         self._tuner: Tuner | None = None
         self._limits: list[float] = []
@@ -165,6 +168,8 @@ class AdaptiveSchedule(ScheduleKFKB):
         usual = self._args_chunk_spec is None and self._kwargs_chunk_spec is None
         fewer = self._stage.is_first and usual and 0 < count < chosen.micro_batches
         self._whole = self._has_backward and count == self.global_batch
+        if self._stage.is_first and self._has_backward and not self._whole:
+            self._warn(count)
         if self._has_backward:
             self._footprint.begin(limited=self._given is None and self._limit < math.inf)
         if fewer:  # the last batch of an epoch, for instance
@@ -172,6 +177,16 @@ class AdaptiveSchedule(ScheduleKFKB):
         super()._run(args, kwargs, *rest)
         if fewer:
             self._take(chosen)
+
+    def _warn(self, count: int) -> None:
+        """On the first rank: say, once, that batches are not of the size that it was told."""
+        self._unlike += 1
+        if self._unlike == _UNLIKE_STEPS and self._learned == 0:
+            LOG.warning(
+                "%d batches, the last of %d rows, and global_batch is %d: nothing is learned from batches of "
+                "another size, so the order stays as it is; works: AdaptiveSchedule(..., global_batch=%d)",
+                self._unlike, count, self.global_batch, count,
+            )  # fmt: skip
 
     def _note(self, pieces: Sequence[Any], batch_rows: int) -> Note:
         news, self._news = self._news, None

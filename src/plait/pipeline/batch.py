@@ -122,15 +122,19 @@ def joined(first: Any, *rest: Any) -> Any:
     return torch.cat([first, *rest]) if first.dim() else torch.stack([first, *rest])
 
 
-def check_rows(tensors: Any, count: int) -> None:
-    """Refuse tensors of which there is not a row for each micro-batch."""
+def check_rows(tensors: Any, count: int, *, stages: int | None = None) -> None:
+    """Refuse tensors of which there is not a row for each micro-batch.
+
+    With ``stages`` they are the batch itself: fewer micro-batches, but one a stage, would work too.
+    """
     for leaf in tree_leaves(tensors):
         if isinstance(leaf, torch.Tensor) and (not leaf.dim() or leaf.shape[0] < count):
             rows = leaf.shape[0] if leaf.dim() else "no"
+            works = f"{count} rows or more" if leaf.dim() else "tensors whose first dimension is the batch"
+            if leaf.dim() and stages is not None and leaf.shape[0] >= stages:
+                works = f"schedule.change(n_microbatches={rows}) on every rank, or {works}"
             raise UsageError(
-                f"a tensor of {rows} rows for {count} micro-batches",
-                setting="n_microbatches",
-                works=f"{rows} or fewer" if leaf.dim() else "tensors whose first dimension is the batch",
+                f"a tensor of {rows} rows for {count} micro-batches", setting="n_microbatches", works=works
             )
 
 

@@ -29,6 +29,7 @@ from plait.pipeline.batch import (
     signature,
     weights,
 )
+from plait.pipeline.mode import evaluation
 from plait.pipeline.note import Note, hear, tell, tell_failure
 from plait.pipeline.orders import Kind, Order, kfkb
 from plait.pipeline.passes import Passes
@@ -179,6 +180,15 @@ class ScheduleKFKB(PipelineScheduleSingle):
             self._wire.give_up(error)
             raise
 
+    def eval(self, *args: Any, target: Any = None, losses: list[Any] | None = None, **kwargs: Any) -> Any:
+        """Run one batch forward only, with the stage's module in evaluation; called as :meth:`step`.
+
+        Dropout is off, and BatchNorm takes what it has learned and learns nothing. Afterwards every module is
+        in the mode that it was in.
+        """
+        with torch.no_grad(), evaluation(self._stage.submod):
+            return super().eval(*args, target=target, losses=losses, **kwargs)
+
     def _step_microbatches(self, *_: Any, **__: Any) -> None:
         # Abstract in torch's class, which calls it from the step() that is replaced above.
         raise NotImplementedError("the batch is cut by step(), once the ranks have agreed on the order")
@@ -222,6 +232,13 @@ class ScheduleKFKB(PipelineScheduleSingle):
         )
         if losses is not None and not isinstance(losses, list):
             raise UsageError(f"losses is a {type(losses).__name__}", setting="losses", works="a list")
+        if stage.is_last and self._loss_fn is None and (target is not None or losses is not None):
+            asked = "losses" if target is None else "a target"
+            raise UsageError(
+                f"the last rank has {asked} and its schedule no loss_fn: there is nothing to learn from",
+                setting="loss_fn",
+                works=f"{type(self).__name__}(..., loss_fn=...) on every rank, or eval() without either",
+            )
         if stage.is_last and self._has_backward and targets is None:
             raise UsageError("the last rank has no target", setting="target", works="step(target=...)")
         training = self._has_backward
@@ -349,7 +366,7 @@ class ScheduleKFKB(PipelineScheduleSingle):
     ) -> tuple[list[tuple[Any, ...]], list[dict[str, Any]]]:
         count = self._n_microbatches
         if self._args_chunk_spec is None and self._kwargs_chunk_spec is None:
-            check_rows((args, kwargs), count)
+            check_rows((args, kwargs), count, stages=self._num_stages)
         pieces, keywords = self._split_inputs(args, kwargs)
         if len(pieces) != count or len(keywords) != count:
             raise UsageError(

@@ -38,6 +38,7 @@ class StageModule(nn.Module):
         self._modules = chain[place]._modules
         self.shared = tuple(shared)
         """What several stages hold, of the whole model; the schedule sums their gradients."""
+        self.training = chain[place].training
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Run the stage's part of the model."""
@@ -55,6 +56,11 @@ class StageModule(nn.Module):
         self.training = mode
         return self
 
+    @property
+    def switched(self) -> list[nn.Module]:
+        """All modules that :meth:`train` may switch: those of the whole model."""
+        return [part for whole in (self._chain.model, *self._chain) for part in whole.modules()]
+
 
 class Stages(Sequence[StageModule]):
     """All stages of a model; a process runs one of them."""
@@ -62,7 +68,12 @@ class Stages(Sequence[StageModule]):
     def __init__(self, chain: Chain, cuts: Sequence[int]) -> None:
         self.cuts = tuple(cuts)
         """The blocks of the chain that begin a new stage."""
-        self.chain = chain.cut(list(cuts), carry=True)
+        try:
+            self.chain = chain.cut(list(cuts), carry=True)
+        except UsageError as error:
+            if error.setting == "at":  # as the chain calls them
+                raise UsageError(error.what, setting="cuts", works=f"cuts={error.works}") from None
+            raise
         """Its blocks are the stages; ``chain.create(place, seed=...)`` makes the weights of one alone."""
         users: dict[tuple[int, ...], list[str]] = {}
         for name, places in self.chain.tied.items():

@@ -28,6 +28,13 @@ class Shared:
     """As the model calls them."""
 
 
+def shared_of(module: nn.Module) -> tuple[nn.Module, Sequence[Shared]]:
+    """A stage's module, without DDP around it, and what it says that several stages hold."""
+    module = getattr(module, "module", module)
+    shared: Sequence[Shared] = getattr(module, "shared", ())
+    return module, shared
+
+
 class TiedGradients:
     """Sums the gradients of one stage's tied parameters with those of the other stages that hold them.
 
@@ -40,9 +47,7 @@ class TiedGradients:
     @property
     def _groups(self) -> list[tuple[int, Shared, list[nn.Parameter]]]:
         """Those that this stage takes part in, in an order that is the same on all stages."""
-        module = self._stage.submod
-        module = getattr(module, "module", module)  # within DDP
-        shared: Sequence[Shared] = getattr(module, "shared", ())
+        module, shared = shared_of(self._stage.submod)
         held = dict(module.named_parameters()) if shared else {}
         return [
             (number, each, [held[name] for name in each.names if held[name].requires_grad])
