@@ -32,6 +32,7 @@ def test_in_words():
         decisions=(),
     )  # fmt: skip
     assert str(report) == (
-        "foreground 1.020 times its step alone (std 0.028, quarters 1.010 and 1.030, 2 steps; bound 1.05); "
+        "foreground 1.020 times its step alone, within the bound of 1.05 (std 0.028, quarters 1.010 and "
+        "1.030, 2 steps); "
         "background at 62% of its own throughput; preempted 2 times, paused 10% of the time"
     )

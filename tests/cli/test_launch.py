@@ -145,7 +145,10 @@ def test_any_command_runs_in_the_background_with_its_exit_code(tmp_path):
         env={**environment(), "PLAIT_BURST_DIRECTORY": str(tmp_path / "published")},
     )  # fmt: skip
     assert (done.returncode, done.stdout) == (7, "background 1\n"), done.stderr
-    assert done.stderr.startswith("plait: no foreground step was seen beside it; ")
+    began, ended = done.stderr.splitlines()
+    assert began.startswith("plait: sh -c ")
+    assert began.endswith(" 1.05 times as long at most")
+    assert ended.startswith("plait: no foreground step was seen beside it; ")
     assert not (tmp_path / "published").exists()
 
 
@@ -163,5 +166,6 @@ def test_what_ends_the_launcher_ends_the_background(light):
         process.kill()
         process.wait()
     assert process.returncode == 128 + signal.SIGTERM, said
+    assert "plait: no foreground step was seen beside it; " in said
     with pytest.raises(ProcessLookupError):
         os.kill(int(file.read_text()), 0)

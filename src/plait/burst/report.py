@@ -105,9 +105,11 @@ class Report:
             parts.append("no foreground step was seen beside it")
         else:
             found = self.slowdown
+            kept = "within" if found.mean <= self.max_slowdown else "ABOVE"
             parts.append(
-                f"foreground {found.mean:.3f} times its step alone (std {found.std:.3f}, quarters "
-                f"{found.q1:.3f} and {found.q3:.3f}, {found.steps} steps; bound {self.max_slowdown:g})"
+                f"foreground {found.mean:.3f} times its step alone, {kept} the bound of "
+                f"{self.max_slowdown:g} (std {found.std:.3f}, quarters {found.q1:.3f} and {found.q3:.3f}, "
+                f"{found.steps} steps)"
             )
         if self.share is not None:
             parts.append(f"background at {self.share:.0%} of its own throughput")

@@ -7,6 +7,7 @@ costs the training.
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 import sys
 from collections.abc import Sequence
@@ -150,9 +151,17 @@ def _behind(
     with background(
         command, max_slowdown=max_slowdown, threads=threads, memory=memory, outlive=outlive
     ) as work:
-        code = work.wait()
+        said = "on cores that others leave idle; beside a foreground, its steps may take"
+        print(
+            f"plait: {shlex.join(command)} runs {said} {max_slowdown:g} times as long at most",
+            file=sys.stderr,
+            flush=True,
+        )
+        try:
+            code = work.wait()
+        finally:  # a signal ends it, too, and then it is as much worth knowing what it got
+            print(f"plait: {work.report}", file=sys.stderr, flush=True)
         assert code is not None, "waiting has no limit"
-    print(f"plait: {work.report}", file=sys.stderr)
     return code if code >= 0 else 128 - code
 
 
