@@ -106,6 +106,13 @@ def test_a_share_of_the_time_is_given_in_slices() -> None:
     assert crew.work_ms["sweep"] == pytest.approx(25 + 25 + 50 + 50)
 
 
+def test_the_clock_does_not_go_on_to_a_slice_that_nobody_asks_for() -> None:
+    simulation, _, crew = crew_of([Background(name="sweep", unit_ms=1000.0)])
+    crew.allow(QUARTER)
+    play(simulation, crew, end_ms=130.0)
+    assert simulation.now_ms == 130.0
+
+
 def test_computing_becomes_longer_only_where_background_may_run_beside_it() -> None:
     _, _, crew = crew_of([Background(name="sweep", unit_ms=1.0, drag=0.1, devices=(0,))], devices=2)
     assert (crew.stretch(0), crew.stretch(1)) == (1.1, 1.0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 
 from plait.burst.burst_plan import BurstPlan
 from plait.burst.controller import LADDER, Control, Controller
+from plait.burst.costs import Costs
 from plait.burst.events import predict
 from plait.cluster import Cluster
 from plait.cluster import Link as Wire
@@ -21,7 +23,9 @@ from plait.sim.background import Background
 from plait.sim.between import between
 from plait.sim.burst import held_bytes, play_burst
 from plait.sim.network import Cross
+from plait.sim.reduction import Ring
 from plait.sim.trace import Trace
+from plait.strategy.overlap import Piece, overlap
 
 SWEEP = Background(name="sweep", unit_ms=7.0)
 
@@ -128,6 +132,20 @@ def test_so_it_does_on_links_that_are_all_different(data: st.DataObject) -> None
     assert found.steps_ms["job"] == pytest.approx([wanted.step_ms], rel=1e-9)
 
 
+@given(data=st.data())
+@settings(max_examples=25, deadline=None)
+def test_so_it_does_where_hosts_cannot_send_what_their_links_take(data: st.DataObject) -> None:
+    profile = data.draw(profiles())
+    plan = data.draw(plans(profile))
+    uniform = cluster_of(plan.devices)
+    rates = st.one_of(st.none(), st.floats(1e6, 2e8))
+    hosts = tuple(replace(host, egress_bytes_per_s=data.draw(rates)) for host in uniform.hosts)
+    cluster = replace(uniform, hosts=hosts)
+    wanted = predict(plan, profile, between(cluster, plan.devices))
+    found = play_burst(plan, profile, cluster, steps=1)
+    assert found.steps_ms["job"] == pytest.approx([wanted.step_ms], rel=1e-9)
+
+
 class HalfTime:
     """Gradients in half the time, whatever they travel in."""
 
@@ -144,6 +162,66 @@ def test_any_collective_can_be_passed_in() -> None:
     found = play_burst(plan, profile, cluster, steps=2, collective=HalfTime())
     assert found.steps_ms["job"] == pytest.approx([wanted.step_ms] * 2, rel=1e-9)
     assert found.step_ms() < play_burst(plan, profile, cluster, steps=2).step_ms()
+
+
+@dataclass(frozen=True)
+class Packing(Ring):
+    """A ring that takes the device for a share of its time on a link of 125 MB/s."""
+
+    share: float = 0.5
+
+    def busy_ms(self, bytes: int, world: int) -> float:
+        return self.share * self.wire_bytes(bytes, world) / 125e3
+
+
+def test_a_codec_takes_the_devices_that_reduce_and_delays_what_they_compute() -> None:
+    profile, names = chain(), [f"b{place}" for place in range(4)]
+    plan = BurstPlan.of(names, [2] * 4, batch=4)
+    cluster = cluster_of(2, latency=0.0)
+    found = play_burst(plan, profile, cluster, steps=2, collective=Packing())
+    # Each of four reductions takes 8 ms, 4 of them on the device: backward of b3 ends at 4, then
+    #   device  pack 3 to 8, backward 2 to 12 (sync 3 ends), pack 2 to 16, ...
+    forward_ms, backward_ms = 4 * 2.0, 4.0 + 3 * (4.0 + 4.0)
+    assert found.steps_ms["job"] == pytest.approx([forward_ms + backward_ms + 8.0 + 4 * 0.5] * 2)
+    assert found.busy_ms["node0/0"] == pytest.approx(2 * (8.0 + 16.0 + 2.0 + 4 * 4.0))
+    assert found.work_ms["job"] == pytest.approx(2 * 2 * (8.0 + 16.0 + 2.0))
+    slow = play_burst(plan, profile, cluster, steps=1, collective=Packing(), speeds={"node1/0": 0.5})
+    assert slow.busy_ms["node1/0"] == pytest.approx(found.busy_ms["node0/0"])
+
+
+def test_only_the_devices_that_reduce_pack() -> None:
+    found = play_burst(narrow(), chain(), cluster_of(4), steps=1, collective=Packing())
+    packed = {span.name for span in found.timeline.spans if span.name.startswith("codec")}
+    assert packed == {"codec sync b0", "codec sync b1"}
+
+
+@given(data=st.data(), share=st.sampled_from([0.1, 0.5, 0.9]))
+@settings(max_examples=60, deadline=None)
+def test_packing_and_computing_interleave_as_planning_takes_it(data: st.DataObject, share: float) -> None:
+    profile = data.draw(profiles())
+    plan = data.draw(plans(profile))
+    cluster, reduction = cluster_of(plan.devices, latency=0.0), Packing(share=share)
+    network, widths = between(cluster, plan.devices), sorted(set(plan.widths))
+    costs = Costs(profile, widths, batch=plan.batch, network=network)
+    at = [widths.index(width) for width in plan.widths]
+    before_ms, pieces = 0.0, []
+    for place, block in enumerate(profile.blocks):
+        users = (place, *costs.sharers.get(place, ()))
+        wide = max(plan.widths[user] for user in users)
+        size = block.parameter_bytes if wide > 1 else 0
+        pieces.append(
+            Piece(
+                costs.backward[place, at[place]],
+                reduction.estimate_ms(size, wide, network.ring(wide)) if size else 0.0,
+                reduction.busy_ms(size, wide),
+                costs.one_way[place, at[place], at[place - 1]] if place else 0.0,
+            )
+        )
+        before_ms += costs.forward[place, at[place]]
+        before_ms += costs.one_way[place, at[place - 1], at[place]] if place else 0.0
+    wanted = before_ms + overlap(reversed(pieces)).end_ms + costs.optimizer.sum()
+    found = play_burst(plan, profile, cluster, steps=2, collective=reduction, background=[SWEEP])
+    assert found.steps_ms["job"] == pytest.approx([wanted] * 2, rel=1e-9)
 
 
 @given(data=st.data(), rates=st.tuples(st.floats(1e6, 1e9), st.floats(1.0, 20.0)))
@@ -199,6 +277,20 @@ def test_other_peoples_traffic_makes_steps_longer() -> None:
     assert crossed.step_ms() > 1.2 * alone.step_ms()
     assert throttled.step_ms() > 1.2 * alone.step_ms()
     assert throttled.wire_bytes == pytest.approx(alone.wire_bytes)
+
+
+def test_other_peoples_traffic_may_come_from_hosts_that_are_not_used() -> None:
+    plan, profile = narrow(), chain()
+    alone = play_burst(plan, profile, cluster_of(6, "100mbit"))
+    assert alone.steps_ms == play_burst(plan, profile, cluster_of(4, "100mbit")).steps_ms
+    from_outside = [Cross(source="node5", target="node1")]
+    crossed = play_burst(plan, profile, cluster_of(6, "100mbit"), cross=from_outside)
+    assert crossed.step_ms() > 1.2 * alone.step_ms()
+    # Where that host can send next to nothing, it disturbs nobody.
+    slowed = {"node5": Trace.constant(1e-6)}
+    held = play_burst(plan, profile, cluster_of(6, "100mbit"), cross=from_outside, traces=slowed)
+    assert held.step_ms() == pytest.approx(alone.step_ms(), rel=1e-3)
+    assert set(held.wire_bytes) == {f"node{place}" for place in range(4)}
 
 
 def test_equal_seeds_give_equal_runs() -> None:

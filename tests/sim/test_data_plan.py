@@ -69,8 +69,22 @@ def test_rows_are_divided_as_in_a_run():
     assert DataPlan(devices=4, batch=10).rows == (3, 3, 2, 2)
 
 
+def test_micro_batches_are_parts_of_a_devices_rows():
+    plan = DataPlan(devices=3, batch=8, accumulate=3)
+    assert plan.rows == (3, 3, 2)
+    assert plan.micro_batches == ((1, 1, 1), (1, 1, 1), (1, 1))  # none is empty
+    assert DataPlan(devices=2, batch=14, accumulate=2).micro_batches == ((4, 3), (4, 3))
+    assert DataPlan(devices=2, batch=5).micro_batches == ((3,), (2,))
+
+
+def test_a_file_without_micro_batches_has_one():
+    data = DataPlan(devices=4, batch=8).to_json()
+    del data["accumulate"]
+    assert DataPlan.from_json(data) == DataPlan(devices=4, batch=8)
+
+
 def test_a_plan_is_a_file(tmp_path):
-    plan = DataPlan(devices=4, batch=10, bits=4, bucket_bytes=1000)
+    plan = DataPlan(devices=4, batch=10, bits=4, bucket_bytes=1000, accumulate=2)
     plan.save(tmp_path / "plan.json")
     assert DataPlan.load(tmp_path / "plan.json") == plan
     assert json.loads((tmp_path / "plan.json").read_text())["format"] == "plait.plan.data/1"
@@ -85,6 +99,7 @@ def test_a_plan_is_a_file(tmp_path):
         ({"bits": 0}, "bits"),
         ({"bucket_bytes": 0}, "bucket_bytes"),
         ({"first_bucket_bytes": 0}, "first_bucket_bytes"),
+        ({"accumulate": 0}, "accumulate"),
     ],
 )
 def test_what_cannot_be_is_refused(wrong, setting):

@@ -104,3 +104,34 @@ def test_another_capacity_makes_other_shares():
     scene.routes.age += 1
     scene.shares.settle([card])
     assert (one.rate, other.rate) == (20, 20)
+
+
+class Asked(dict):
+    """Counts how often someone goes through it."""
+
+    times = 0
+
+    def __iter__(self):
+        self.times += 1
+        return super().__iter__()
+
+
+@pytest.mark.parametrize("large", [False, True])
+def test_who_is_on_a_card_is_asked_as_often_however_many_there_are(large):
+    def times(flows):
+        scene = Scene()
+        if large:
+            scene.ring(*range(1, 20))
+        routes = [scene.routes.way(f"node{i}", "node0") for i in range(1, flows + 1)]
+        (card,) = set.intersection(*(set(route.uses) for route in routes))
+        asked = Asked()
+        for route in routes:
+            its = zip(route.uses, route.users, strict=True)
+            route.users = tuple(asked if resource == card else users for resource, users in its)
+        for route in routes:
+            scene.add(route)
+        asked.times = 0
+        scene.shares.settle([routes[0]])
+        return asked.times
+
+    assert times(3) == times(19)

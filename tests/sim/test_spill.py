@@ -17,9 +17,13 @@ from plait.sim.played import Played
 from plait.sim.spill import play_spill
 from plait.sim.spilled_job import SpilledJob
 from plait.sim.trace import Trace
+from plait.spill.forecast import Machine
 from plait.spill.makespan import Disk, Load, ShardLoad, lower_bound_ms, play
+from plait.spill.partition import best_cut
 from plait.spill.plan import Forecast, Shard, SpillPlan
 from plait.spill.policies import Policy, ShardedLRTF, Sticky, View
+from plait.strategy.demand import Demand
+from plait.strategy.spilled import spill_intervals
 from plait.timeline import Timeline
 
 MB = 10**6
@@ -217,16 +221,39 @@ def spill_plan(*modes: str) -> SpillPlan:
 )
 def test_a_job_is_made_from_a_plan_and_a_profile(mode: str, again_ms: float, spilled: int) -> None:
     job = SpilledJob(
-        name="a", plan=spill_plan(mode, mode), profile=profile(), batch=8, steps=2, micro_batches=2
+        name="a",
+        plan=spill_plan(mode, mode),
+        profile=profile(),
+        batch=8,
+        steps=2,
+        micro_batches=2,
+        unit_ms=0.25,
     )
     first, last = job.load.shards
-    assert first.forward_ms == 2 * 8.0
-    assert first.backward_ms == again_ms + 2 * 16.0 + 2 * 0.5
+    assert first.forward_ms == 2 * 8.0 + 0.25
+    assert first.backward_ms == again_ms + 2 * 16.0 + 2 * 0.5 + 2 * 0.25
     assert (first.weight_bytes, first.moment_bytes) == (3000, 6000 + spilled)
-    assert last == ShardLoad(forward_ms=16.0, backward_ms=33.0, weight_bytes=7000, moment_bytes=14000)
+    assert last == ShardLoad(forward_ms=16.0, backward_ms=33.5, weight_bytes=7000, moment_bytes=14000)
     found = play_spill([job], 1, Sticky())
     assert found.makespan_ms == pytest.approx(job.load.work_ms)
     assert found.decisions == ()
+
+
+@pytest.mark.parametrize("unit_ms", [0.5, 3.0])
+def test_a_job_that_moves_nothing_takes_what_its_plan_forecasts(unit_ms: float) -> None:
+    demand = Demand(name="a", profile=profile(), batch=8)
+    machine = Machine(
+        arena_bytes=1 << 30,
+        private_bytes=1 << 30,
+        read_bytes_per_s=1e9,
+        write_bytes_per_s=1e9,
+        unit_ms=unit_ms,
+    )
+    plan = best_cut(spill_intervals(demand), machine, steps=2)
+    assert plan.forecast.read_bytes == 0
+    job = SpilledJob(name="a", plan=plan, profile=profile(), batch=8, steps=2, unit_ms=unit_ms)
+    found = play_spill([job], 1, Sticky())
+    assert found.steps_ms["a"] == pytest.approx([plan.forecast.step_ms] * 2)
 
 
 def test_a_batch_that_was_not_measured_is_said() -> None:
@@ -242,6 +269,8 @@ def test_a_batch_that_was_not_measured_is_said() -> None:
         ({"micro_batches": 9}, "micro_batches"),
         ({"steps": 0}, "steps"),
         ({"batch": 0}, "batch"),
+        ({"unit_ms": -0.1}, "unit_ms"),
+        ({"unit_ms": math.nan}, "unit_ms"),
     ],
 )
 def test_a_job_that_does_not_fit_its_profile_is_refused(wrong: dict[str, Any], setting: str) -> None:

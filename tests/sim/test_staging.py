@@ -53,6 +53,13 @@ def test_what_is_not_played_is_said():
     assert Staging(profile=profile, ends=(0, 3)).remarks([small]) == ()
 
 
+def test_what_is_said_comes_in_the_order_of_the_weights():
+    names = tuple(f"w{place}" for place in range(12))
+    staging = Staging(profile=Profile(blocks=(block(0, tied=names), block(1, tied=names))), ends=(0, 1, 2))
+    said = staging.remarks([Candidate(order=one_f_one_b(2, 2), global_batch=2)])
+    assert [remark.split()[3] for remark in said] == [f"{name}'s" for name in names]
+
+
 def test_another_profile_is_refused():
     from plait.pipeline.planning import plan
 

@@ -112,3 +112,8 @@ def test_a_trace_of_the_lab_becomes_one_of_each_host_that_it_changes():
     assert slow == {f"node{i}": Trace.of([(0, 1.0), (500, 0.25)]) for i in range(3)}
     with pytest.raises(UsageError, match=r"host 3 at 0\.0 s, but there are 3 hosts"):
         host_traces(RateTrace.parse("0 1gbit 3"), cluster)
+
+
+def test_a_host_alone_has_no_network_that_a_trace_could_change():
+    cluster = Cluster.uniform(hosts=1, devices_per_host=2, memory="1GiB", bandwidth="1gbit")
+    assert host_traces(RateTrace.parse("0 1gbit\n1 500mbit"), cluster) == {}

@@ -59,6 +59,25 @@ def test_nothing_helps_a_strategy_that_cannot_run_at_all():
     assert changes(of, Site(cluster=cluster(1, memory="64MiB")), ["pipeline"]) == ()
 
 
+def test_where_memory_suffices_nothing_of_it_is_to_be_changed():
+    of = demand()
+    assert fits(of, Site(cluster=cluster(2)), "data")
+    assert changes(of, Site(cluster=cluster(2)), ["data"]) == ()
+
+
+@pytest.mark.parametrize("capacity", [MIB, 1024 * MIB])
+def test_a_disk_that_is_too_small_is_not_mended_by_memory(capacity):
+    of = demand(profile=chain(parameters=16 * MIB, saved=16 * MIB, scale=5.0), batch=8)
+    on = with_disk(cluster(1, memory="600MiB"), read=4e9, write=4e9, capacity=capacity)
+    made = compare_demand(of, on, strategies=["spill"])
+    assert made.chosen is None
+    assert "'disk' holds" in made.options[0].why_not
+    for change in made.changes:
+        assert feasible(replace(of, batch=change.value), on, "spill")
+    # Not even the weights fit on the one; fewer rows save less, which helps on the other.
+    assert [change.setting for change in made.changes] == ([] if capacity == MIB else ["batch"])
+
+
 def test_it_is_said_in_words():
     made = compare(chain(parameters=100 * MIB), cluster(1, memory="128MiB"), batch=16, codecs=CODECS)
     assert made.chosen is None

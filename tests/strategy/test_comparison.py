@@ -10,7 +10,9 @@ from chains import CODECS, MIB, chain, cluster, demand, with_disk
 
 from plait.errors import UsageError
 from plait.strategy import compare
-from plait.strategy.comparison import compare_demand
+from plait.strategy.comparison import compare_demand, with_background
+from plait.strategy.data import plain
+from plait.strategy.site import Site
 
 NAMES = ["data, fp32", "data, 4 bits", "data, auto", "pipeline", "burst", "burst, 4 bits", "spill"]
 
@@ -98,14 +100,44 @@ def test_background_work_gets_what_is_idle_where_it_fits():
     thin = cluster(4, bandwidth="1mbit")
     alone = compared(on=thin, strategies=["data"]).option("data, fp32")
     assert alone.devices == 1
-    assert alone.background_samples_per_s == pytest.approx(3 * alone.samples_per_s)
-    assert alone.total_samples_per_s == pytest.approx(4 * alone.samples_per_s)
+    # Three devices are idle, and one job runs on one of them.
+    assert alone.background_samples_per_s == pytest.approx(alone.samples_per_s)
+    assert alone.total_samples_per_s == pytest.approx(2 * alone.samples_per_s)
     small = demand(profile=chain(2), batch=4)
     other = compared(on=thin, background=small, strategies=["data"]).option("data, fp32")
-    assert other.background_samples_per_s == pytest.approx(3 * 4e3 / chain(2).step_ms(4))
+    assert other.background_samples_per_s == pytest.approx(4e3 / chain(2).step_ms(4))
     tight = cluster(4, bandwidth="1mbit", memory="180MiB")
     tight = compared(on=tight, background=demand(batch=64), strategies=["data"])
     assert tight.option("data, fp32").background_samples_per_s == 0
+
+
+def test_each_background_job_stays_on_one_device():
+    of, small = demand(batch=1), demand(profile=chain(2), batch=1)
+    site = Site(cluster=cluster(8, bandwidth="1mbit"))
+    option = plain(of, site)
+    alone = 1e3 / small.alone_ms
+    rates = [
+        with_background(option, small, site, jobs=jobs).background_samples_per_s for jobs in (1, 3, 7, 8, 9)
+    ]
+    assert rates == pytest.approx([alone, 3 * alone, 7 * alone, 7 * alone, 7 * alone])
+
+
+def test_background_work_has_a_process_of_its_own_and_its_own_limit():
+    of, beside = demand(), demand(profile=chain(2), batch=4)
+    held, need, process = of.alone_bytes, beside.alone_bytes, 50 * MIB
+
+    def rate(memory_bytes, limit=None, own=None):
+        on = cluster(1, memory=memory_bytes)
+        site = Site(cluster=on, memory_bytes=limit, process_bytes=process)
+        option = replace(plain(of, site), idle_ms={on.devices[0].name: 1.0})
+        return with_background(option, replace(beside, memory_bytes=own), site).background_samples_per_s
+
+    enough = held + need + 2 * process
+    assert rate(enough) > 0
+    assert rate(enough - 1) == 0
+    assert rate(enough, limit=held + process) > 0  # which is for the job in front alone
+    assert rate(enough, own=need + process) > 0
+    assert rate(enough, own=need + process - 1) == 0
 
 
 def test_how_fast_gpus_pack_must_be_given():

@@ -1,5 +1,7 @@
 """Data parallelism as an option, beside the simulator that plays its plan."""
 
+from dataclasses import replace
+
 import pytest
 from chains import CODECS, MIB, chain, cluster, demand
 from hypothesis import given, settings
@@ -23,6 +25,16 @@ def test_the_simulator_comes_to_the_same_figures(bandwidth, devices):
         assert tuple(option.memory_bytes.values()) == held_bytes(option.plan, of.profile)
         assert option.wire_bytes == pytest.approx(sum(played.wire_bytes.values()) / 2)
         assert sum(option.parts_ms.values()) == pytest.approx(option.step_ms)
+
+
+def test_a_slower_device_packs_more_slowly():
+    of, two = demand(profile=chain(parameters=40 * MIB), batch=16), cluster(2, bandwidth="10gbit")
+    devices = tuple(replace(d, gflops=g) for d, g in zip(two.devices, (100.0, 40.0), strict=True))
+    on = replace(two, devices=devices)
+    option = compressed(of, Site(cluster=on), CODECS, exactly=True)
+    played = play_data(option.plan, of.profile, on, steps=2, collective=option.collective)
+    assert option.step_ms == pytest.approx(played.step_ms(), rel=1e-9)
+    assert sum(option.parts_ms.values()) == pytest.approx(option.step_ms)
 
 
 def test_as_many_devices_as_pay():

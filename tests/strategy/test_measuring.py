@@ -81,3 +81,13 @@ def test_the_folder_is_the_users_cache(monkeypatch, tmp_path):
 def test_epochs_are_counted_in_the_data():
     assert steps_of(BASE) == 7
     assert steps_of(replace(BASE, steps=None, epochs=3)) == 3 * (40 // 8)
+
+
+def test_the_digest_follows_the_code_of_a_jobs_file(tmp_path):
+    file = tmp_path / "jobs.py"
+    text = "def net():\n    return 1\n"
+    file.write_text(text)
+    job = replace(BASE, model=f"{file}:net")
+    before = digest(job, (1, 2))
+    file.write_text(text.replace("1", "2"))
+    assert digest(job, (1, 2)) != before

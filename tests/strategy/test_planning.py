@@ -1,6 +1,7 @@
 """Who runs where and when, for one job and for many."""
 
 import json
+from dataclasses import replace
 from itertools import permutations, product
 
 import pytest
@@ -10,6 +11,7 @@ import plait
 from plait.errors import UsageError
 from plait.strategy import compare, plan
 from plait.strategy.schedule import in_order, makespan_ms
+from plait.units import format_bytes
 
 SMALL, LARGE = chain(4), chain(4, parameters=64 * MIB)
 
@@ -27,6 +29,18 @@ def test_one_job_is_its_comparison():
     assert made.makespan_ms == pytest.approx(10 * same.chosen.step_ms)
     assert made.bound_ms == made.makespan_ms
     assert plait.plan is plan
+
+
+def test_one_job_alone_takes_its_fastest_option_by_throughput_too():
+    thin = cluster(2, bandwidth="1gbit")
+    made = planned(demand(), thin, objective="throughput")
+    compared = made.comparisons["job"]
+    most = max(compared.options, key=lambda option: option.total_samples_per_s)
+    assert most.name != compared.chosen.name  # another leaves more for what is not there
+    (placement,) = made.placements
+    assert placement.option.name == compared.chosen.name
+    assert made.samples_per_s == made.bound_samples_per_s == compared.chosen.samples_per_s
+    assert made.why.startswith(placement.option.name)
 
 
 def test_the_schedule_is_the_best_of_all_by_brute_force():
@@ -124,6 +138,35 @@ def test_a_job_that_fits_nowhere_is_named_with_what_would_help():
     assert none.placements == ()
     assert none.makespan_ms == float("inf")
     assert none.to_json()["makespan_ms"] is None
+
+
+def test_a_background_job_that_fits_on_no_device_says_so():
+    on = cluster(2, memory="900MiB")
+    large = demand("behind", LARGE, batch=8, priority="background")
+    made = planned([demand("front", SMALL), large], on)
+    assert made.unplaced == ("behind",)
+    need, may = format_bytes(large.alone_bytes), "900.00 MiB"
+    said = f"background job 'behind' runs on one device, where it would hold {need}, and may hold {may}"
+    assert said in made.why
+    assert planned([demand("front", SMALL), large], cluster(2)).unplaced == ()
+    limited = replace(large, memory_bytes=900 * MIB)
+    assert planned([demand("front", SMALL), limited], cluster(2)).unplaced == ("behind",)
+    behind = demand("behind", SMALL, batch=8, priority="background")
+    none = planned([demand("front", LARGE, batch=8), behind], cluster(2, memory="150MiB"))
+    assert none.unplaced == ("front", "behind")
+    assert "no foreground job can be placed" in none.why
+
+
+def test_a_background_job_has_a_process_of_its_own():
+    front = demand("front", SMALL, steps=50, strategy="data")
+    behind = demand("behind", SMALL, steps=1, strategy="data", priority="background")
+    on = cluster(2, bandwidth="40gbit", memory=600 * MIB)
+    held = planned([front, behind], on).placement("front").option.peak_bytes
+    left = 600 * MIB - held - behind.alone_bytes
+    for process_bytes, waits in ((left // 2, False), (left // 2 + MIB, True)):
+        made = planned([front, behind], on, process_bytes=process_bytes)
+        assert made.placement("front").option.devices == 2
+        assert (made.placement("behind").start_ms >= made.makespan_ms) == waits
 
 
 def test_it_is_plain_data_and_can_be_drawn():

@@ -43,3 +43,15 @@ def test_speeds_are_known_of_all_devices_or_of_none():
     assert Site(cluster=replace(two, devices=fast)).speeds == (1.0, 0.5)
     with pytest.raises(UsageError, match="node1/0"):
         Site(cluster=replace(two, devices=(fast[0], two.devices[1]))).speeds  # noqa: B018
+
+
+def test_each_pair_of_hosts_is_asked_once(monkeypatch):
+    asked, link = [], Cluster.link
+
+    def counted(of, source, target):
+        asked.append((source, target))
+        return link(of, source, target)
+
+    monkeypatch.setattr(Cluster, "link", counted)
+    assert Site(cluster=cluster(24)).network.is_uniform
+    assert len(asked) == len(set(asked)) == 24 * 23

@@ -89,3 +89,15 @@ def test_shared_weights_and_odd_states_are_counted_rather_too_large():
     )
     odd = replace(plain, blocks=tuple(replace(b, optimizer_bytes=6 * MIB) for b in plain.blocks))
     assert spill_intervals(demand(profile=odd)).moments[0, 4] == pytest.approx(4 * 8 * MIB, rel=0.01)
+
+
+def test_spilled_activations_have_room_in_the_plan():
+    many = demand(profile=chain(parameters=16 * MIB, saved=16 * MIB, scale=5.0), batch=8, accumulate=2)
+    on = with_disk(cluster(1, memory="450MiB"), read=4e9, write=4e9)
+    shards = spilled(many, Site(cluster=on)).plan.shards
+    spilling = [shard for shard in shards if shard.activations == "spill"]
+    assert spilling
+    for shard in spilling:  # of the largest micro-batch, with what passes between its own blocks
+        blocks = shard.end - shard.first
+        assert shard.saved_bytes == 4 * (blocks * 16 * MIB + (blocks - 1) * (64 << 10))
+    assert all(shard.saved_bytes == 0 for shard in shards if shard.activations != "spill")

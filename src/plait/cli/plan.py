@@ -37,7 +37,7 @@ def plan(
     file: Annotated[Path, typer.Argument(help="A jobs file (.py or .json), or a profile (.json).")],
     strategy: Annotated[
         str | None,
-        typer.Option(help="auto (compare all), data, pipeline, burst or spill. [default: auto]"),
+        typer.Option(help="auto (compare all), data, pipeline, burst or spill. (default: auto)"),
     ] = None,
     devices: Devices = None,
     batch: Batch = None,
@@ -66,7 +66,7 @@ def plan(
     ] = None,
     widths: Annotated[str | None, typer.Option(help="burst: widths to choose from, as in 1,2,4,8.")] = None,
     cache: Annotated[
-        Path | None, typer.Option(help="Where profiles of jobs are kept [default: in the user's cache].")
+        Path | None, typer.Option(help="Where profiles of jobs are kept (default: in the user's cache).")
     ] = None,
     out: Annotated[Path | None, typer.Option(help="Write the plan to this file.")] = None,
     timeline: Annotated[
@@ -178,10 +178,10 @@ class _Results:
             write_text(self.out, json.dumps(plan.to_json(), indent=1) + "\n", setting="--out")
         if self.timeline is None and self.html is None:
             return
-        from plait.cli.playing import device_tracks, play, playable
+        from plait.cli.playing import device_tracks, play
 
         drawn: list[Section] = []
-        if plan is not None and playable(plan, demand):
+        if plan is not None:
             from plait.page import Heading
             from plait.timeline.picture import Gantt
 

@@ -72,21 +72,7 @@ def play(
     if isinstance(plan, BurstPlan):
         return play_burst(plan, demand.profile, cluster, collective=collective, **common)
     assert isinstance(plan, DataPlan), "there are four strands"
-    if not playable(plan, demand):
-        raise UsageError(
-            f"job {demand.name!r} cuts a step into {demand.accumulate} micro-batches on each device, "
-            "which data parallelism is not played with",
-            setting="accumulate",
-            works="1",
-        )
     return play_data(plan, demand.profile, cluster, collective=collective, **common)
-
-
-def playable(plan: Any, demand: Demand) -> bool:
-    """Whether there is a player: data parallelism with several micro-batches a step has none."""
-    from plait.sim import DataPlan
-
-    return not isinstance(plan, DataPlan) or demand.accumulate == 1
 
 
 def play_together(

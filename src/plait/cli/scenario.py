@@ -28,32 +28,32 @@ RATE, LATENCY = "1gbit", "50us"
 
 Devices = Annotated[
     list[int] | None,
-    typer.Option(help="How many there are [default: 2, or the cluster's]. Repeat it to compare."),
+    typer.Option(help="How many there are (default: 2, or the cluster's). Repeat it to compare."),
 ]
 Batch = Annotated[
     list[int] | None,
-    typer.Option(help="Rows of a step, over all devices [default: 32, or the job's]. Repeat it to compare."),
+    typer.Option(help="Rows of a step, over all devices (default: 32, or the job's). Repeat it to compare."),
 ]
 Rate = Annotated[
     list[str] | None,
     typer.Option(
         "--rate",
         "--bandwidth",
-        help="Between devices, such as 12GB/s [default: 1gbit, or the cluster's]. Repeat it to compare.",
+        help="Between devices, such as 12GB/s (default: 1gbit, or the cluster's). Repeat it to compare.",
     ),
 ]
 Latency = Annotated[
     list[str] | None,
-    typer.Option(help="Of a message [default: 50us, or the cluster's]. Repeat it to compare."),
+    typer.Option(help="Of a message (default: 50us, or the cluster's). Repeat it to compare."),
 ]
 Memory = Annotated[
     list[str] | None,
     typer.Option(
-        help="Of each device, such as 8GiB [default: no limit, or the cluster's]. Repeat it to compare."
+        help="Of each device, such as 8GiB (default: no limit, or the cluster's). Repeat it to compare."
     ),
 ]
 Hosts = Annotated[
-    int | None, typer.Option(help="Hosts that the devices are spread over [default: one for each].")
+    int | None, typer.Option(help="Hosts that the devices are spread over (default: one for each).")
 ]
 DiskRate = Annotated[
     str | None, typer.Option("--disk", help="Rate of a disk to spill to, on each host, such as 1GB/s.")

@@ -71,7 +71,7 @@ def sim(
         Path | None, typer.Option(help="A timeline of a real run (.json), to compare with and to draw below.")
     ] = None,
     cache: Annotated[
-        Path | None, typer.Option(help="Where profiles of jobs are kept [default: in the user's cache].")
+        Path | None, typer.Option(help="Where profiles of jobs are kept (default: in the user's cache).")
     ] = None,
     timeline: Annotated[
         Path | None, typer.Option(help="Write the timeline: .svg, .html, or .json for Perfetto.")

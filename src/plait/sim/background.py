@@ -142,14 +142,16 @@ class Crew:
 
     def _slice(self, change: int) -> None:
         """At each border of a slice, run or pause; until the level is changed again."""
-        if self._stopped or change != self._changes:
-            return
         now_ms, share = self._simulation.now_ms, self._level.share
         whole, place = divmod(now_ms, SLICE_MS)
         border_ms = (whole + (share if place < share * SLICE_MS else 1.0)) * SLICE_MS
         later_ms = max(border_ms, math.nextafter(now_ms, math.inf))
-        self._simulation.at(later_ms, partial(self._slice, change))
+        # Where nobody asks for it any more, the clock must not go there.
+        self._simulation.at(later_ms, partial(self._slice, change), wanted=lambda _: self._slices(change))
         self.begin()
+
+    def _slices(self, change: int) -> bool:
+        return not self._stopped and change == self._changes
 
 
 class _Row:

@@ -3,24 +3,32 @@
 from __future__ import annotations
 
 from plait.burst.network import Network
-from plait.cluster import Cluster
+from plait.cluster import Cluster, Device
 from plait.cluster.parts import ANY
 
 
 def between(cluster: Cluster, devices: int) -> Network:
-    """The links between the first devices of a cluster: one figure where all are alike, else matrices."""
+    """What joins the first devices of a cluster: one figure where all are alike, else matrices.
+
+    That is their link, or what the host that sends can send where that is less.
+    """
     used = cluster.take(devices).devices
+    most = {host.name: host.egress_bytes_per_s for host in cluster.hosts}
     hosts = {device.host for device in used}
     named = [link for link in cluster.links if link.source != ANY and link.source != link.target]
-    if len(hosts) == len(used) > 1 and not named:
-        any_two = cluster.link(used[0].name, used[1].name)
-        return Network(bandwidth_bytes_per_s=any_two.bandwidth_bytes_per_s, latency_ms=any_two.latency_ms)
-    links = [
-        [None if a is b else cluster.link(a.name, b.name) for b in used] for a in used
-    ]  # a device has no link to itself
+
+    def way(a: Device, b: Device) -> tuple[float, float]:
+        if a is b:  # a device has no link to itself
+            return 0.0, 0.0
+        link, egress = cluster.link(a.name, b.name), most[a.host]
+        rate = link.bandwidth_bytes_per_s
+        return rate if egress is None or a.host == b.host else min(rate, egress), link.latency_ms
+
+    if len(hosts) == len(used) > 1 and not named and len({most[host] for host in hosts}) == 1:
+        rate, latency_ms = way(used[0], used[1])
+        return Network(bandwidth_bytes_per_s=rate, latency_ms=latency_ms)
+    ways = [[way(a, b) for b in used] for a in used]
     return Network(
-        bandwidth_bytes_per_s=tuple(
-            tuple(0.0 if link is None else link.bandwidth_bytes_per_s for link in row) for row in links
-        ),
-        latency_ms=tuple(tuple(0.0 if link is None else link.latency_ms for link in row) for row in links),
+        bandwidth_bytes_per_s=tuple(tuple(rate for rate, _ in row) for row in ways),
+        latency_ms=tuple(tuple(latency_ms for _, latency_ms in row) for row in ways),
     )

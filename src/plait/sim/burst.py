@@ -4,7 +4,8 @@ A step is that of :mod:`plait.burst.costs`: blocks forward and back, each on its
 widths differ, rows move, one message at a time for each rank that sends or receives
 (:mod:`plait.sim.exchange`); gradients are synchronised one block after another from the end of each backward
 on, and stand still while rows move; the optimizer follows when all are through. Where nothing disturbs that,
-a step takes what :mod:`plait.burst.events` says.
+a step takes what :mod:`plait.burst.events` says; a codec that shares the device with the computing takes it
+first, as in :mod:`plait.sim.data` (that event model knows nothing of it).
 
     device0  F0 F1 | F2 F3 B3 B2 | B1   B0   wait  optimizer
     device1  F0 F1 | background  | B1   B0   wait  optimizer
@@ -197,7 +198,7 @@ class _Run:
             _Rank(self, index, scene.devices[index], [op for op in ops if index < op.width])
             for index in range(plan.width)
         ]
-        self.wire = Wire(self.network)
+        self.wire = Wire(self.network, dict(zip(self.names, scene.devices, strict=True)))
         self.decisions: list[str] = []
         self.steps_ms: list[float] = []
         self.work_ms = 0.0
@@ -320,7 +321,8 @@ class _Run:
         # Nobody sends more than the wire takes, whatever a collective says of its time.
         most_bytes = alone_ms * link.bandwidth_bytes_per_s / 1e3
         edge_bytes = min(self.reduction.wire_bytes(block.parameter_bytes, width), most_bytes)
-        return Sync(f"sync {block.name}", self.names[:width], edge_bytes, alone_ms)
+        busy_ms = self.reduction.busy_ms(block.parameter_bytes, width)
+        return Sync(f"sync {block.name}", self.names[:width], edge_bytes, alone_ms, busy_ms)
 
     def _synchronise(self, place: int) -> None:
         """Queue the gradients of a block whose backward has ended."""

@@ -5,6 +5,7 @@
     wire                             | bucket 0     | bucket 1  | bucket 2    |
 
 - A bucket is ready when every device has its gradients; it goes when the one before it is through.
+- Of several micro-batches, all but the last go forward and back before that, and nothing is averaged.
 - A device updates its weights when all buckets are through, and goes on with its next step by itself.
 - A codec that shares the device with the computing (:class:`plait.sim.reduction.Coded`) takes it for its
   ``busy_ms`` when the bucket goes, before anything else; the bucket is through when the wire and every
@@ -79,7 +80,8 @@ def play_data(
     scene.check_memory(held)
     play = _Play(scene, plan, profile, reduction_of(collective, plan.bits), steps)
     play.run()
-    remarks = [profile.extrapolates(rows) for rows in sorted(set(plan.rows))]
+    sizes = sorted({rows for parts in plan.micro_batches for rows in parts})
+    remarks = [profile.extrapolates(rows) for rows in sizes]
     return scene.played(
         play.steps_ms,
         work_ms=play.work_ms,
@@ -89,13 +91,17 @@ def play_data(
 
 
 def held_bytes(plan: DataPlan, profile: Profile) -> tuple[int, ...]:
-    """By device, the most that it holds: weights, gradients, optimizer state, activations, and the buckets,
-    which DDP keeps beside the gradients."""
+    """By device, the most that it holds: weights, gradients, optimizer state, activations of its largest
+    micro-batch, and the buckets, which DDP keeps beside the gradients.
+
+    What a collective keeps for itself, as error feedback does, is not known here and not counted.
+    """
     copies = 3 if plan.devices > 1 else 2
     fixed = sum(copies * block.parameter_bytes + block.optimizer_bytes for block in profile.blocks)
     saved = sum(block.saved_bytes_per_sample for block in profile.blocks)
     return tuple(
-        fixed + rows * saved + max(block.transient(rows) for block in profile.blocks) for rows in plan.rows
+        fixed + rows * saved + max(block.transient(rows) for block in profile.blocks)
+        for rows, *_ in plan.micro_batches
     )
 
 
@@ -136,12 +142,12 @@ class _Play:
         self, scene: Scene, plan: DataPlan, profile: Profile, reduction: Reduction, steps: int
     ) -> None:
         self.scene, self.steps = scene, steps
-        self.rows, self.buckets = plan.rows, buckets(plan, profile)
-        blocks = profile.blocks
-        self.forward_ms = {n: sum(block.forward_ms(n) for block in blocks) for n in set(plan.rows)}
+        self.rows, self.buckets = plan.micro_batches, buckets(plan, profile)
+        blocks, sizes = profile.blocks, {rows for parts in self.rows for rows in parts}
+        self.forward_ms = {n: sum(block.forward_ms(n) for block in blocks) for n in sizes}
         self.backward_ms = {
             n: [sum(b.backward_ms(n) for b in blocks[its.first : its.end]) for its in self.buckets]
-            for n in set(plan.rows)
+            for n in sizes
         }
         self.optimizer_ms = sum(block.optimizer_milliseconds for block in blocks)
         self.averages = self._averages(plan.devices, reduction)
@@ -192,12 +198,21 @@ class _Play:
         stretched_ms = work_ms * self.scene.crew.stretch(place)
         self.scene.devices[place].run(name, stretched_ms, then, priority=_TRAINING)
 
-    def _forward(self, place: int) -> None:
-        work_ms = self.forward_ms[self.rows[place]]
-        self._compute(place, "forward", work_ms, partial(self._backward, place, 0))
+    def _forward(self, place: int, part: int = 0) -> None:
+        """Of a micro-batch."""
+        parts = self.rows[place]
+        last = part + 1 == len(parts)
+        then = partial(self._backward, place, 0) if last else partial(self._accumulate, place, part)
+        self._compute(place, "forward", self.forward_ms[parts[part]], then)
+
+    def _accumulate(self, place: int, part: int) -> None:
+        """Backward of a micro-batch that others follow."""
+        work_ms = sum(self.backward_ms[self.rows[place][part]])
+        self._compute(place, "backward", work_ms, partial(self._forward, place, part + 1))
 
     def _backward(self, place: int, number: int) -> None:
-        work_ms = self.backward_ms[self.rows[place]][number]
+        """Of a bucket, in the last micro-batch."""
+        work_ms = self.backward_ms[self.rows[place][-1]][number]
         self._compute(place, f"backward {number}", work_ms, partial(self._gradients, place, number))
 
     def _gradients(self, place: int, number: int) -> None:

@@ -44,9 +44,11 @@ class DataPlan:
     bucket_bytes: int = 25 << 20
     """Gradients of at least so many bytes are averaged at once, as fp32 counts them."""
     first_bucket_bytes: int = 1 << 20
+    accumulate: int = 1
+    """Micro-batches that a device's rows are cut into; gradients are averaged in the last one's backward."""
 
     def __post_init__(self) -> None:
-        for name in ("devices", "batch", "bucket_bytes", "first_bucket_bytes"):
+        for name in ("devices", "batch", "bucket_bytes", "first_bucket_bytes", "accumulate"):
             parse_whole(getattr(self, name), setting=name)
         if self.batch < self.devices:
             raise UsageError(
@@ -65,6 +67,15 @@ class DataPlan:
     def rows(self) -> tuple[int, ...]:
         """By device, its part of the batch; the first ones have one more where it does not divide."""
         return tuple(len(share(self.batch, device, self.devices)) for device in range(self.devices))
+
+    @property
+    def micro_batches(self) -> tuple[tuple[int, ...], ...]:
+        """By device, the rows of each of its micro-batches, the largest first; none is empty."""
+        parts = [min(self.accumulate, rows) for rows in self.rows]
+        return tuple(
+            tuple(len(share(rows, part, count)) for part in range(count))
+            for rows, count in zip(self.rows, parts, strict=True)
+        )
 
     def to_json(self) -> dict[str, Any]:
         """The plan as plain data."""

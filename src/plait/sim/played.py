@@ -23,7 +23,8 @@ class Played:
     timeline: Timeline
     events: int
     busy_ms: Mapping[str, float] = field(default_factory=dict)
-    """By device."""
+    """By device: its computing and packing, and what background work it did; but not in ``play_spill``, which
+    counts its jobs alone."""
     wire_bytes: Mapping[str, float] = field(default_factory=dict)
     """By host: what it sent to others."""
     peak_bytes: Mapping[str, int] = field(default_factory=dict)
@@ -49,7 +50,7 @@ class Played:
         return math.fsum(kept) / len(kept)
 
     def utilisation(self, device: str) -> float:
-        """The share of the makespan for which a device was busy, 0 to 1."""
+        """The share of the makespan for which a device was busy (see ``busy_ms``), 0 to 1."""
         return self.busy_ms[device] / self.makespan_ms if self.makespan_ms else 0.0
 
     def to_json(self) -> dict[str, Any]:

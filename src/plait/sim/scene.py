@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from plait.cluster import ANY, Cluster
+from plait.cluster import Cluster
 from plait.errors import UsageError
 from plait.sim.background import Background, Crew
 from plait.sim.device import Device
@@ -47,9 +47,8 @@ class Scene:
         self.cluster = cluster.take(count)
         self.names = tuple(device.name for device in self.cluster.devices)
         self.simulation = Simulation(seed=seed, spans=spans)
-        self.network = Network(
-            self.simulation, self.cluster, traces=_between(cluster, self.cluster, traces or {}), cross=cross
-        )
+        # All of the cluster: other people's traffic may come from hosts that the job does not use.
+        self.network = Network(self.simulation, cluster, traces=traces, cross=cross)
         self.devices = tuple(
             Device(
                 self.simulation,
@@ -112,18 +111,4 @@ def _speeds(cluster: Cluster, used: Cluster, given: Mapping[str, Trace | float])
         own = rated[place] / rated[0] if rated else 1.0
         factor = given.get(device.name, 1.0)
         found.append(factor.scaled(own) if isinstance(factor, Trace) else own * factor)
-    return found
-
-
-def _between(cluster: Cluster, used: Cluster, traces: Mapping[TraceKey, Trace]) -> dict[TraceKey, Trace]:
-    """The traces of hosts that are used; one of a host that is nowhere is refused."""
-    there = {host.name for host in used.hosts} | {ANY}
-    found = {}
-    for key, trace in traces.items():
-        ends = (key,) if isinstance(key, str) else key
-        for end in ends:
-            if end != ANY:
-                cluster.host(end)
-        if there.issuperset(ends):
-            found[key] = trace
     return found

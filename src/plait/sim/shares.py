@@ -85,8 +85,22 @@ class Shares:
     def _reached(self, start: Transfer) -> list[Transfer]:
         """A transfer, and all that share with it, with those, and so on."""
         time, together = self._time, [start]
+        routes: set[int] = set()
+        resources: set[int] = set()
         for each in together:
-            groups = (self._near(each.route),) if self._large else each.route.users
+            route = each.route
+            if route.index in routes:
+                continue
+            routes.add(route.index)
+            # Whoever is on a resource is asked once, however many of those found use it.
+            groups: list[Iterable[Transfer]] = [
+                users
+                for resource, users in zip(route.uses, route.users, strict=False)
+                if resource not in resources
+            ]
+            resources.update(route.uses if route.users else ())
+            if self._large:
+                groups.append(self._far(route))
             for group in groups:
                 for other in group:
                     if other.seen != time:
@@ -102,16 +116,14 @@ class Shares:
 
     def _near(self, route: Route) -> list[Transfer]:
         """The transfers that share something with a route; some may come twice."""
-        found: list[Transfer] = []
-        if not route.large:
-            for users in route.users:
-                found += users
-            if not self._large:
-                return found
+        found = [each for users in route.users for each in users]
+        return found + self._far(route) if self._large or route.large else found
+
+    def _far(self, route: Route) -> list[Transfer]:
+        """Those of them that are not noted at the route's resources, as it or they have many."""
         uses = route.uses.keys()
         others = self.active() if route.large else self._large
-        found += [each for each in others if each.route is route or not uses.isdisjoint(each.route.uses)]
-        return found
+        return [each for each in others if each.route is route or not uses.isdisjoint(each.route.uses)]
 
     def _share(self, together: list[Transfer]) -> None:
         """Set the rates of transfers that share with each other and with nobody else."""

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from plait.errors import UsageError
 from plait.profile import Profile
+from plait.spill.forecast import Machine
 from plait.spill.makespan import Load, ShardLoad
 from plait.spill.plan import Shard, SpillPlan
 from plait.units import parse_whole
@@ -28,6 +30,9 @@ class SpilledJob:
     steps: int
     micro_batches: int = 1
     """The parts in which a step passes them; weights cross the disk once for all."""
+    unit_ms: float = Machine.unit_ms
+    """What handing a unit to a device costs beside its work, as in the plan's forecast: forward of a shard,
+    its backward and its update; the last shard goes forward and back in one."""
 
     def __post_init__(self) -> None:
         for setting in ("batch", "steps", "micro_batches"):
@@ -37,6 +42,12 @@ class SpilledJob:
                 f"{self.batch} rows cannot be cut into {self.micro_batches} micro-batches",
                 setting="micro_batches",
                 works=f"1 to {self.batch}",
+            )
+        if not 0 <= self.unit_ms < math.inf:
+            raise UsageError(
+                f"handing a unit of job {self.name!r} to a device costs {self.unit_ms} ms",
+                setting="unit_ms",
+                works="0 or more",
             )
         if self.plan.shards[-1].end != len(self.profile.blocks):
             raise UsageError(
@@ -64,9 +75,10 @@ class SpilledJob:
         last = shard is self.plan.shards[-1]
         again_ms = forward_ms if shard.activations == "recompute" and not last else 0.0
         spilled = self.micro_batches * shard.saved_bytes if shard.activations == "spill" and not last else 0
+        update_ms = sum(block.optimizer_milliseconds for block in blocks)
         return ShardLoad(
-            forward_ms=forward_ms,
-            backward_ms=again_ms + backward_ms + sum(block.optimizer_milliseconds for block in blocks),
+            forward_ms=forward_ms + (0.0 if last else self.unit_ms),
+            backward_ms=again_ms + backward_ms + update_ms + 2 * self.unit_ms,
             weight_bytes=sum(block.parameter_bytes for block in blocks),
             moment_bytes=sum(block.optimizer_bytes for block in blocks) + spilled,
         )

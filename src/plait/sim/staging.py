@@ -81,7 +81,7 @@ class Staging:
         blocks = self.profile.blocks
         holders: dict[str, list[int]] = {}
         for stage, (begin, end) in enumerate(self._ranges):
-            for name in {name for block in blocks[begin:end] for name in block.tied}:
+            for name in dict.fromkeys(name for block in blocks[begin:end] for name in block.tied):
                 holders.setdefault(name, []).append(stage)
         for name, stages in holders.items():
             if len(stages) > 1:

@@ -186,7 +186,9 @@ def host_traces(rates: RateTrace, cluster: Cluster) -> dict[str, Trace]:
             )
         rate = step.rate_bytes_per_second
         for place in range(len(points)) if step.host is None else [step.host]:
-            points[place][1e3 * step.seconds] = 1.0 if rate is None else min(1.0, rate / own[place])
+            # A host alone has no network that could become slower.
+            slower = rate is not None and own[place] < math.inf
+            points[place][1e3 * step.seconds] = min(1.0, (rate or 0.0) / own[place]) if slower else 1.0
     return {
         host.name: Trace.of(its.items(), repeat_ms=repeat_ms)
         for host, its in zip(cluster.hosts, points, strict=True)

@@ -1,7 +1,8 @@
 """Many jobs that take turns on the devices of one host, shard by shard: what :mod:`plait.spill` would do.
 
 Each is cut into shards for its share of memory, and the whole is played by :mod:`plait.spill.makespan` with
-the policy of a run. Of very long jobs an equal part of each is played, and stands for the rest.
+the policy of a run. Of very long jobs about an equal part of each is played, one step at least, and stands
+for the rest of its job.
 """
 
 from __future__ import annotations
@@ -10,8 +11,9 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from plait.spill.forecast import Machine
 from plait.spill.intervals import Intervals
-from plait.spill.makespan import Disk, Load, Played, ShardLoad, play
+from plait.spill.makespan import Disk, Load, Played, ShardLoad, lower_bound_ms, play
 from plait.spill.plan import SpillPlan
 from plait.spill.policies import Sticky
 from plait.strategy.demand import Demand
@@ -21,8 +23,6 @@ from plait.strategy.spilled import Tiers, spill_intervals, spilled
 
 _MOST_UNITS = 8_000
 """That are played."""
-_UNIT_MS = 0.5
-"""What handing a unit to a device costs, as :class:`plait.spill.forecast.Machine` has it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,7 +37,7 @@ class Alternated:
     """By job."""
     devices: tuple[int, ...]
     played_share: float
-    """Of the steps, what was played; 1 is all of them."""
+    """Of the computing, what was played; 1 is all of it."""
 
 
 def alternated(demands: Sequence[Demand], site: Site, devices: Sequence[int]) -> Alternated | None:
@@ -76,20 +76,35 @@ def alternated(demands: Sequence[Demand], site: Site, devices: Sequence[int]) ->
             write_bytes_per_s=tiers.disk.write_bytes_per_s,
         ),
     )
-    # Whole steps were played: what all of them take is in the proportion of the work.
-    factor = sum(load.work_ms for load in loads) / sum(load.work_ms for load in short)
+    bound_ms = lower_bound_ms(loads, len(devices))
+    ends_ms = _ends_ms(played, loads, short, bound_ms)
     return Alternated(
         options=tuple(options),
-        makespan_ms=factor * played.makespan_ms,
-        lower_bound_ms=factor * played.lower_bound_ms,
-        ends_ms=tuple(factor * _end_ms(played, load.name) for load in loads),
+        makespan_ms=max(ends_ms),
+        lower_bound_ms=bound_ms,
+        ends_ms=ends_ms,
         devices=tuple(devices),
-        played_share=1 / factor,
+        played_share=sum(load.work_ms for load in short) / sum(load.work_ms for load in loads),
     )
 
 
 def _alike(demand: Demand) -> object:
     return id(demand.profile), demand.batch, demand.accumulate, demand.clips
+
+
+def _ends_ms(
+    played: Played, loads: Sequence[Load], short: Sequence[Load], bound_ms: float
+) -> tuple[float, ...]:
+    """When jobs end of which some steps were played: each is as much later as it has more steps.
+
+    Where shares had to be rounded to whole steps, jobs that stand in each other's way longer than was played
+    may come out below the bound; then all end later.
+    """
+    ends_ms = [
+        load.steps / part.steps * _end_ms(played, load.name) for load, part in zip(loads, short, strict=True)
+    ]
+    late = max(1.0, bound_ms / max(ends_ms)) if max(ends_ms) else 1.0
+    return tuple(late * end_ms for end_ms in ends_ms)
 
 
 def _end_ms(played: Played, job: str) -> float:
@@ -104,19 +119,22 @@ def _end_ms(played: Played, job: str) -> float:
 
 
 def _load(demand: Demand, plan: SpillPlan) -> Load:
+    """What is played of a job: the units of the forecast, with what each costs beside its work."""
     of: Intervals = spill_intervals(demand)
+    unit_ms = Machine.unit_ms
     shards = []
     for shard in plan.shards:
         place = (shard.first, shard.end)
-        again_ms = float(of.forward_ms[place]) if shard.activations == "recompute" else 0.0
-        if shard.end == of.blocks:
-            again_ms = 0.0  # the last goes back at once
+        last = shard.end == of.blocks  # it goes back at once
+        again_ms = float(of.forward_ms[place]) if shard.activations == "recompute" and not last else 0.0
+        # They cross the disk once each way in a step, as the optimizer's state does.
+        spilled_bytes = int(of.spilled[place]) if shard.activations == "spill" and not last else 0
         shards.append(
             ShardLoad(
-                forward_ms=float(of.forward_ms[place]) + _UNIT_MS,
-                backward_ms=float(of.backward_ms[place] + of.update_ms[place]) + again_ms + _UNIT_MS,
+                forward_ms=float(of.forward_ms[place]) + (0.0 if last else unit_ms),
+                backward_ms=float(of.backward_ms[place] + of.update_ms[place]) + again_ms + 2 * unit_ms,
                 weight_bytes=int(of.weights[place]),
-                moment_bytes=int(of.moments[place]),
+                moment_bytes=int(of.moments[place]) + spilled_bytes,
             )
         )
     return Load(name=demand.name, steps=demand.steps, shards=tuple(shards))

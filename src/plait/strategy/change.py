@@ -74,7 +74,7 @@ def changes(demand: Demand, site: Site, strategies: Sequence[StrategyName]) -> t
 
 
 def fits(demand: Demand, site: Site, strategy: StrategyName) -> bool:
-    """Whether a strategy's memory suffices."""
+    """Whether a strategy's memory suffices, and its disk."""
     try:
         return _CHECKS[strategy](demand, site)
     except UsageError:
@@ -116,10 +116,18 @@ def _pipeline(demand: Demand, site: Site) -> bool:
 
 def _spill(demand: Demand, site: Site) -> bool:
     tiers = Tiers.of(site.cluster, site.names[0], site.budgets[0])
-    least = smallest(spill_intervals(demand))
-    if tiers.arena_bytes is not None:
-        return least.private_bytes <= tiers.memory_bytes and least.arena_bytes <= tiers.arena_bytes
-    return bool(tiers.machines(least))
+    of = spill_intervals(demand)
+    least = smallest(of)
+    if tiers.arena_bytes is None:
+        enough = bool(tiers.machines(least))
+    else:
+        enough = least.private_bytes <= tiers.memory_bytes and least.arena_bytes <= tiers.arena_bytes
+    if not enough:
+        return False
+    # What a plan stores depends on what it spills: at most what all blocks save and pass on to others.
+    stored = 2 * (of.weights[0, -1] + of.moments[0, -1]) + (of.gradients[0, -1] if of.clips else 0)
+    most = stored + of.spilled.diagonal(1).sum() + of.boundary.diagonal(1).sum()
+    return bool(most <= tiers.disk.capacity_bytes)
 
 
 _CHECKS: dict[StrategyName, Callable[[Demand, Site], bool]] = {
@@ -131,7 +139,9 @@ _CHECKS: dict[StrategyName, Callable[[Demand, Site], bool]] = {
 
 
 def _of(demand: Demand, site: Site, strategy: StrategyName) -> Iterator[Change]:
-    """The least change of each setting that lets a strategy fit."""
+    """The least change of each setting that lets a strategy fit; none where something else is in its way."""
+    if fits(demand, site, strategy):
+        return
 
     def change(setting: Setting, value: int, now: int) -> Change:
         return Change(setting=setting, value=value, now=now, strategy=strategy)

@@ -137,11 +137,19 @@ def wanted(demand: Demand, strategies: Sequence[StrategyName]) -> tuple[Strategy
 
 
 def concluded(
-    demand: Demand, site: Site, options: Sequence[Option], *, background: Demand | None = None
+    demand: Demand,
+    site: Site,
+    options: Sequence[Option],
+    *,
+    background: Demand | None = None,
+    jobs: int = 1,
 ) -> Comparison:
-    """The comparison of options, with background work beside each: by default another job like this one."""
+    """The comparison of options, with background work beside each: by default another job like this one.
+
+    ``jobs`` are so many background jobs that are alike.
+    """
     beside = demand if background is None else background
-    options = tuple(with_background(option, beside, site) for option in options)
+    options = tuple(with_background(option, beside, site, jobs=jobs) for option in options)
     possible = [option for option in options if option.feasible]
     chosen = min(possible, key=lambda option: option.step_ms or 0.0) if possible else None
     found: tuple[Change, ...] = ()
@@ -207,16 +215,30 @@ def packing(site: Site, codecs: Codecs | None) -> Codecs:
     return Codecs.measure()
 
 
-def with_background(option: Option, other: Demand, site: Site) -> Option:
-    """With what another job gets through on the devices' idle time, a step on one device at a time."""
-    if option.step_ms is None:
+def with_background(option: Option, other: Demand, site: Site, *, jobs: int = 1) -> Option:
+    """With what so many other jobs get through on idle time.
+
+    Each stays on one device: its steps depend on each other, so idle time elsewhere is of no use to it.
+    """
+    if option.step_ms is None or not other.alone_ms:
         return option
-    need, alone_ms, rate = other.alone_bytes, other.alone_ms, 0.0
+    rates = []
     for place, (device, idle_ms) in enumerate(option.idle_ms.items()):
-        left = site.budgets[place] - option.memory_bytes.get(device, 0)
-        if need <= left and alone_ms:
-            rate += idle_ms / option.step_ms * site.speeds[place] * 1e3 * other.batch / alone_ms
-    return replace(option, background_samples_per_s=rate)
+        if other.alone_bytes <= room_beside(other, site, place, option.memory_bytes.get(device)):
+            share = idle_ms / option.step_ms
+            rates.append(share * site.speeds[place] * 1e3 * other.batch / other.alone_ms)
+    return replace(option, background_samples_per_s=sum(sorted(rates, reverse=True)[:jobs]))
+
+
+def room_beside(other: Demand, site: Site, place: int, held_bytes: int | None = None) -> int:
+    """The bytes that a background job may hold on a device, beside a job that holds some there.
+
+    Each of the two has a process of its own; the limit of the one in front is not the other's.
+    """
+    left = site.cluster.devices[place].memory_bytes - site.process_bytes
+    if held_bytes is not None:
+        left -= held_bytes + site.process_bytes
+    return left if other.memory_bytes is None else min(left, other.memory_bytes - site.process_bytes)
 
 
 # --- why ----------------------------------------------------------------------------------------------

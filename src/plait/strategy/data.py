@@ -165,7 +165,7 @@ class _Table:
 
 def _option(demand: Demand, site: Site, kind: _Kind, table: _Table, count: int) -> Option:
     profile = demand.profile
-    plan = DataPlan(devices=count, batch=demand.batch, bits=kind.bits)
+    plan = DataPlan(devices=count, batch=demand.batch, bits=kind.bits, accumulate=demand.accumulate)
     kinds = dict.fromkeys(zip(plan.rows, site.speeds[:count], strict=True))
     before_ms = max(table.before_ms(rows) / speed for rows, speed in kinds)
     # Devices need not be equally fast: a bucket is reduced when the last of them has it ready.
@@ -176,7 +176,7 @@ def _option(demand: Demand, site: Site, kind: _Kind, table: _Table, count: int) 
     step_ms = before_ms + done.end_ms + optimizer_ms
     gradient_bytes = sum(block.parameter_bytes for block in profile.blocks)
     wire = count * kind.reduction.wire_bytes(gradient_bytes, count) if count > 1 else 0.0
-    busy_ms = _busy(profile, plan, kind.reduction)
+    busy_ms = _busy(profile, plan, kind.reduction) / site.slowest(count)
     idle_ms = max(0.0, done.wait_ms - (busy_ms - done.slowed_ms))
     rows = [demand.micro_rows(share) for share in plan.rows]
     return Option(
@@ -214,8 +214,9 @@ def _overlap(profile: Profile, plan: DataPlan, site: Site, reduction: Reduction,
         if link is None or not size:
             pieces.append(Piece(compute_ms))
             continue
-        sync_ms = reduction.estimate_ms(size, plan.devices, link)
-        pieces.append(Piece(compute_ms, sync_ms, reduction.busy_ms(size, plan.devices)))
+        busy_ms = reduction.busy_ms(size, plan.devices) / site.slowest(plan.devices)
+        sync_ms = max(busy_ms, reduction.estimate_ms(size, plan.devices, link))
+        pieces.append(Piece(compute_ms, sync_ms, busy_ms))
     return overlap(pieces)
 
 

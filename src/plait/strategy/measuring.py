@@ -109,8 +109,10 @@ def _code(job: Job, field: str) -> str | None:
     factory = cast("Factory | None", getattr(job, field))
     if factory is None:
         return None
-    name = factory.target.partition(":")[0]
+    name = factory.target.rpartition(":")[0]
     try:
+        if name.endswith(".py"):  # a function of a jobs file
+            return hashlib.sha256(Path(name).read_bytes()).hexdigest()
         module = sys.modules.get(name)
         origin = module.__file__ if module is not None else None
         if origin is None:

@@ -41,7 +41,7 @@ class Option:
     idle_ms: Mapping[str, float] = field(default_factory=dict)
     """By device of the cluster, how long a step leaves it free for other work."""
     background_samples_per_s: float = 0.0
-    """What another job gets through on that idle time, where it fits beside this one."""
+    """What background jobs get through on that idle time, each on one device where it fits beside this."""
     plan: Plan | None = None
     collective: Reduction | None = None
     """What reduces gradients, and what that costs; None where none are."""

@@ -16,8 +16,9 @@ from plait.strategy.comparison import STRATEGIES, Comparison, compare_demand
 from plait.strategy.demand import Demand
 from plait.strategy.option import StrategyName
 from plait.strategy.table import Table
-from plait.strategy.ways import Ways, only_spills
+from plait.strategy.ways import Ways, only_spills, room
 from plait.strategy.workload import Objective, Placement, Way, WorkloadPlan, describe
+from plait.units import format_bytes
 
 
 def plan(
@@ -65,7 +66,7 @@ def plan(
 
     known = Table(
         cluster,
-        background=background[0] if background else None,
+        background=background,
         strategies=strategies,
         codecs=codecs,
         process_bytes=process_bytes,
@@ -81,7 +82,9 @@ def plan(
     placed = {placement.job for placement in (ways[0].placements if ways else ())}
     unplaced = tuple(demand.name for demand in demands if demand.name not in placed)
     why = describe(ways, objective, bound_ms if objective == "makespan" else bound_rate) if ways else ""
-    why = "; ".join([*([why] if why else []), *(comparisons[name].why for name in unplaced)])
+    behind = {demand.name: _left_out(demand, known) for demand in background}
+    reasons = [behind[name] if name in behind else comparisons[name].why for name in unplaced]
+    why = "; ".join([*([why] if why else []), *reasons])
     return WorkloadPlan(
         cluster=cluster,
         objective=objective,
@@ -96,10 +99,8 @@ def plan(
 
 
 def _alone(compared: Comparison, cluster: Cluster, objective: Objective) -> WorkloadPlan:
-    """The plan of a single job: its fastest option, or the one that leaves most for others beside it."""
+    """The plan of a single job, by either objective: nothing runs beside it, so its fastest option."""
     demand, option = compared.demand, compared.chosen
-    if objective == "throughput" and option is not None:
-        option = max(compared.options, key=lambda each: each.total_samples_per_s if each.feasible else 0.0)
     ways: tuple[Way, ...] = ()
     if option is not None:
         end_ms = demand.steps * (option.step_ms or 0.0)
@@ -115,17 +116,25 @@ def _alone(compared: Comparison, cluster: Cluster, objective: Objective) -> Work
                 samples_per_s=option.samples_per_s,
             ),
         )
-    fastest = compared.chosen
     return WorkloadPlan(
         cluster=cluster,
         objective=objective,
         ways=ways,
         comparisons={demand.name: compared},
-        bound_ms=0.0 if fastest is None else demand.steps * (fastest.step_ms or 0.0),
-        bound_samples_per_s=0.0 if fastest is None else fastest.samples_per_s,
+        bound_ms=0.0 if option is None else demand.steps * (option.step_ms or 0.0),
+        bound_samples_per_s=0.0 if option is None else option.samples_per_s,
         why=compared.why,
         unplaced=() if ways else (demand.name,),
     )
+
+
+def _left_out(demand: Demand, known: Table) -> str:
+    """Why a background job is not placed."""
+    head = f"background job {demand.name!r} runs on one device"
+    need, may = demand.alone_bytes, room(demand, known)
+    if need > may:
+        return f"{head}, where it would hold {format_bytes(need)}, and may hold {format_bytes(may)} at most"
+    return f"{head} beside others, and no foreground job can be placed"
 
 
 def _largest_host(cluster: Cluster) -> int:

@@ -11,6 +11,7 @@ from plait.burst.network import Path as Wire
 from plait.cluster import Cluster
 from plait.errors import UsageError
 from plait.profile import Profile
+from plait.sim.cards import cards
 from plait.units import format_bytes
 
 
@@ -80,8 +81,9 @@ class Site:
             return Network(bandwidth_bytes_per_s=float("inf"))
         hosts = list(dict.fromkeys(device.host for device in cluster.devices))
         counts = {host: len(cluster.devices_of(host)) for host in hosts}
+        leaving = cards(cluster).leaving
         ways = {
-            (one, other): self._way(one, other)
+            (one, other): self._way(one, other, leaving[one])
             for one in hosts
             for other in hosts
             if one != other or counts[one] > 1
@@ -96,11 +98,11 @@ class Site:
         ]
         return Network(bandwidth_bytes_per_s=tables[0], latency_ms=tables[1])
 
-    def _way(self, one: str, other: str) -> tuple[float, float]:
+    def _way(self, one: str, other: str, leaving_bytes_per_s: float) -> tuple[float, float]:
         link = self.cluster.link(one, other)
         rate = link.bandwidth_bytes_per_s
         if one != other:
-            rate = min(rate, self.cluster.egress_bytes_per_s(one))
+            rate = min(rate, leaving_bytes_per_s)
         return rate, link.latency_ms
 
     def ring(self, width: int) -> Wire:

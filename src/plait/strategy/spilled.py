@@ -14,17 +14,18 @@ between the arena and the device's own memory, as a run does it; with a GPU the 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from plait.burst.live import sharers
 from plait.cluster import Cluster
 from plait.cluster.parts import Tier
 from plait.errors import UsageError
 from plait.profile import BlockProfile
-from plait.spill.description import BlockCost, BlockShape, Costs, Description, Parameter
+from plait.spill.description import BlockCost, BlockShape, Costs, Description, Parameter, saved_bytes
 from plait.spill.forecast import Machine
 from plait.spill.intervals import Intervals
 from plait.spill.partition import Smallest, best_cut, smallest
+from plait.spill.plan import SpillPlan
 from plait.spill.segment import PAGE_BYTES
 from plait.strategy.demand import Demand
 from plait.strategy.option import Option
@@ -150,13 +151,25 @@ def spilled(demand: Demand, site: Site, *, device: int = 0, at_once: int = 1) ->
         budget_bytes={name: budget},
         parts_ms={"compute": forecast.compute_ms, "waiting": forecast.stall_ms},
         idle_ms={other: forecast.stall_ms if other == name else step_ms for other in site.names},
-        plan=plan,
+        plan=_with_room(plan, here),
         remarks=(
             f"a step reads {format_bytes(forecast.read_bytes)} and writes "
             f"{format_bytes(forecast.written_bytes)}, limited by {forecast.bottleneck}",
             *covering(demand.profile, demand.micro_batches(demand.batch)),
         ),
     )
+
+
+def _with_room(plan: SpillPlan, demand: Demand) -> SpillPlan:
+    """The plan with the room that spilled activations take, which a run allots by it."""
+    description, costs = _description(demand), _costs(demand)
+    shards = (
+        replace(shard, saved_bytes=saved_bytes(description, costs, shard.first, shard.end, thrift=True))
+        if shard.activations == "spill"
+        else shard
+        for shard in plan.shards
+    )
+    return replace(plan, shards=tuple(shards))
 
 
 def _too_small(demand: Demand, tiers: Tiers, least: Smallest) -> Option:

@@ -32,20 +32,22 @@ class Table:
         self,
         cluster: Cluster,
         *,
-        background: Demand | None = None,
+        background: Sequence[Demand] = (),
         strategies: Sequence[StrategyName] = STRATEGIES,
         codecs: Codecs | None = None,
         process_bytes: int = 0,
     ) -> None:
-        self.cluster, self.background = cluster, background
+        self.cluster = cluster
+        self.background, self._behind = (background[0] if background else None), max(1, len(background))
         self.counts = ladder(len(cluster.devices))
-        self._strategies, self._codecs, self._process_bytes = strategies, codecs, process_bytes
+        self.process_bytes = process_bytes
+        self._strategies, self._codecs = strategies, codecs
         self._made: dict[tuple[Kind, int], tuple[Option, ...]] = {}
 
     def site(self, demand: Demand, count: int | None = None) -> Site:
         """The first devices, as a job may use them."""
         cluster = self.cluster if count is None else self.cluster.take(count)
-        return Site(cluster=cluster, memory_bytes=demand.memory_bytes, process_bytes=self._process_bytes)
+        return Site(cluster=cluster, memory_bytes=demand.memory_bytes, process_bytes=self.process_bytes)
 
     def made(self, demand: Demand, count: int) -> tuple[Option, ...]:
         """Every option on exactly so many devices."""
@@ -75,7 +77,13 @@ class Table:
             for option in self.made(demand, count):
                 if _quicker(option, best.get(option.name)):
                     best[option.name] = self._on_all(option)
-        return concluded(demand, self.site(demand), list(best.values()), background=self.background)
+        return concluded(
+            demand,
+            self.site(demand),
+            list(best.values()),
+            background=self.background,
+            jobs=self._behind,
+        )
 
     def _on_all(self, option: Option) -> Option:
         """With the devices that it does not use, which are idle."""
@@ -107,7 +115,7 @@ class Table:
         if self.background is None:
             return possible
         site = self.site(demand, count)
-        return [with_background(option, self.background, site) for option in possible]
+        return [with_background(option, self.background, site, jobs=self._behind) for option in possible]
 
     def times(self, demand: Demand) -> Times:
         """By number of devices, how long a job takes."""

@@ -7,11 +7,13 @@ from dataclasses import replace
 
 from plait.errors import UsageError
 from plait.strategy.alternated import Alternated, alternated
+from plait.strategy.comparison import room_beside
 from plait.strategy.data import plain
 from plait.strategy.demand import Demand
 from plait.strategy.holes import Filled, Hole, Work, done_ms, filled, gapless
 from plait.strategy.option import Option
 from plait.strategy.schedule import Run, in_order, in_waves, lower_bound_ms, shortest, upper_bound_rate
+from plait.strategy.site import Site
 from plait.strategy.table import Table
 from plait.strategy.workload import Placement, Way
 
@@ -166,6 +168,7 @@ class Ways:
         works = [
             Work(name=demand.name, work_ms=demand.steps * demand.alone_ms, memory_bytes=demand.alone_bytes)
             for demand in self.background
+            if demand.alone_bytes <= room(demand, self.table)
         ]
         for one in filled(holes, works):
             demand = demands[one.name]
@@ -198,8 +201,9 @@ class Ways:
         return 1e3 * demand.steps * demand.batch / max(ends) if max(ends) else 0.0
 
     def _holes(self, placements: Sequence[Placement]) -> list[list[Hole]]:
-        site = self.table.site(self.foreground[0])
-        full = [device.memory_bytes - site.process_bytes for device in self.table.cluster.devices]
+        """What is left on each device: a background job has a process of its own beside the other's."""
+        process_bytes = self.table.process_bytes
+        full = [device.memory_bytes - process_bytes for device in self.table.cluster.devices]
         found: list[list[Hole]] = [[] for _ in self.names]
         turns: dict[int, float] = {}
         for placement in placements:
@@ -216,12 +220,18 @@ class Ways:
                         start_ms=placement.start_ms,
                         end_ms=placement.end_ms,
                         share=share,
-                        memory_bytes=full[place] - its.memory_bytes.get(name, 0),
+                        memory_bytes=full[place] - its.memory_bytes.get(name, 0) - process_bytes,
                     )
                 )
         for place, end_ms in turns.items():
             found[place].append(Hole(start_ms=0.0, end_ms=end_ms, share=0.0, memory_bytes=0.0))
         return [gapless(its, memory) for its, memory in zip(found, full, strict=True)]
+
+
+def room(demand: Demand, table: Table) -> int:
+    """The bytes that a background job may hold on a device that it has to itself, at most."""
+    site = Site(cluster=table.cluster, process_bytes=table.process_bytes)
+    return max(room_beside(demand, site, place) for place in range(len(site)))
 
 
 def only_spills(table: Table, demand: Demand) -> bool:
