@@ -62,7 +62,8 @@ def test_it_measures_then_runs_and_reports(publisher):
     assert ("off", True, True) in seen
     assert ("always", False, False) in seen
     assert (report.preemptions, report.max_slowdown) == (0, 50)
-    assert 15 < report.baseline_ms < report.slowdown.maximum * report.baseline_ms < 10_000
+    assert 19 < report.baseline_ms < 10_000  # a step sleeps for 20 ms, and nobody knows how long it waits
+    assert 19 < report.slowdown.maximum * report.baseline_ms < 10_000
     assert 0 < report.paused < 1
     assert 0 < report.share < 1.2
     assert report.decisions[0].level == 5
