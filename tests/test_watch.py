@@ -1,5 +1,6 @@
 """The pulse of ranks in one store; threads stand for ranks."""
 
+import json
 import threading
 import time
 
@@ -99,7 +100,7 @@ def test_who_has_not_begun_is_not_blamed_and_who_has_left_only_by_who_waits_for_
     first.close()
 
 
-def test_a_farewell_of_a_process_that_was_not_heard_before_may_be_an_old_one():
+def test_a_farewell_from_before_this_rank_began_is_an_old_one_and_one_after_counts_though_never_heard():
     store = a_store()
     old = party(store, None, 1)
     old.close()
@@ -107,6 +108,10 @@ def test_a_farewell_of_a_process_that_was_not_heard_before_may_be_an_old_one():
     first = party(store, None, 0)
     until(lambda: first.rounds > 2)
     assert first.left == {}
+    brief = json.dumps({"who": "another", "left": "between two steps"})
+    store.set("plait/watch/pulse/1", brief)  # it began and left between two looks
+    until(lambda: 1 in first.left)
+    assert first.gone(1, "closed").what == "rank 1 has left; before, it was between two steps"
     first.close()
 
 

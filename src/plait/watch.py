@@ -87,6 +87,9 @@ class Watch:
         """By rank, since when it has been doing what it does."""
         self._round_s = time.monotonic()
         self._own, self._count = uuid.uuid4().hex[:8], 0
+        pulses = {other: self._read(other) for other in self._others}
+        self._past = {pulse["who"] for pulse in pulses.values() if pulse is not None and "left" in pulse}
+        """Who had said farewell before this rank began: that was another party of theirs."""
         self._count_up()  # from here on the others know that this rank has begun
         self._ended = threading.Event()
         self.thread = _Pulse(self)
@@ -253,7 +256,7 @@ class Watch:
                 self.rounds += 1
                 self._ended.wait(BEAT_S)
             if self.complaint is None:
-                self._store.set(self._pulse(self._rank), json.dumps({"left": self.doing}))
+                self._store.set(self._pulse(self._rank), json.dumps({"who": self._own, "left": self.doing}))
             else:
                 self._count_up()  # who keeps the store sees that this rank knows
         except Exception:
@@ -281,13 +284,12 @@ class Watch:
 
     def _look(self) -> None:
         for other in self._others:
-            if not self._store.check([self._pulse(other)]):
+            pulse = self._read(other)
+            if pulse is None:
                 continue
-            pulse = json.loads(self._store.get(self._pulse(other)))
             if "left" in pulse:
-                # Of a process as a whole, it may be an old one: it counts for who heard the pulse before.
-                heard = self._heard.pop(other, None)
-                if other not in self.left and (heard is not None or self._party is not None):
+                self._heard.pop(other, None)
+                if other not in self.left and (pulse["who"] not in self._past or self._party is not None):
                     self.left[other] = (time.monotonic(), pulse["left"])
                 continue
             self.left.pop(other, None)
@@ -301,6 +303,12 @@ class Watch:
             with self._changed:
                 self.complaint = found
                 self._changed.notify_all()
+
+    def _read(self, rank: int) -> dict[str, Any] | None:
+        """What a rank has written last, if anything."""
+        if not self._store.check([self._pulse(rank)]):
+            return None
+        return dict(json.loads(self._store.get(self._pulse(rank))))
 
     def _pulse(self, rank: int) -> str:
         """Where a rank counts."""
