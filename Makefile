@@ -1,4 +1,4 @@
-# make run     set up, then show plait at work
+# make run     set up, then train a small workload (plait demo: one act a strand)
 # make test    set up, then ruff, mypy and the tests
 # make bench   the benchmarks (quick)     make soak   the long fault loops     make clean
 
@@ -11,7 +11,7 @@ NATIVE := $(wildcard native/*)
 .PHONY: run test lint unit bench soak clean
 
 run: $(VENV)/.run
-	@$(BIN)/plait demo
+	@$(BIN)/plait demo run
 
 test: lint unit
 

@@ -40,6 +40,16 @@ def commands(page):
     return found
 
 
+def every_command():
+    """Page by page; what stands on several pages runs once."""
+    seen = []
+    for page in PAGES:
+        for lines in commands(page):
+            if lines not in seen:
+                seen.append(lines)
+                yield pytest.param(page.name, lines, id=f"{page.name}-{lines[0]}")
+
+
 def environment(directory):
     scripts = str(Path(sys.executable).parent)
     return {**os.environ, "PATH": scripts + os.pathsep + os.environ["PATH"], "COLUMNS": "120"}
@@ -69,14 +79,7 @@ def test_the_python_of_a_page_runs_as_printed(page, workplace, forkserver):
     assert process.exitcode == 0, log.read_text()
 
 
-@pytest.mark.parametrize(
-    ("page", "lines"),
-    [
-        pytest.param(page.name, lines, id=f"{page.name}-{lines[0]}")
-        for page in PAGES
-        for lines in commands(page)
-    ],
-)
+@pytest.mark.parametrize(("page", "lines"), every_command())
 def test_the_commands_of_a_page_work_as_printed(page, lines, workplace):
     for words in lines:
         given = list(itertools.takewhile(lambda word: re.match("[A-Z_]+=", word), words))  # VARIABLE=value

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from plait.block import Block as Block
     from plait.chain import Chain as Chain
     from plait.cluster import Cluster as Cluster
+    from plait.engine.running import run as run
     from plait.errors import PlaitError as PlaitError
     from plait.evaluation import Evaluation as Evaluation
     from plait.factory import Factory as Factory
@@ -35,6 +36,7 @@ _HOME = {
     "Profile": "plait.profile",
     "Timeline": "plait.timeline",
     "plan": "plait.strategy.planning",
+    "run": "plait.engine.running",
 }
 
 __all__ = sorted(_HOME)

@@ -116,7 +116,8 @@ class Chain:
         be cut before it exists, and ``create`` makes its blocks one at a time.
         """
         if model is None:
-            model = deferred.construct(job.make_model, seed=job.seed).train()
+            model = deferred.construct(job.make_model, seed=job.seed)
+            model = (model.double() if job.precision == "fp64" else model).train()
         batches = job.build_batches()
         args, kwargs = job.build_objective().model_inputs(batches.fetch(range(min(2, len(batches.dataset)))))
         return cls.trace(model, args, kwargs)

@@ -83,22 +83,27 @@ class Progress:
         save: Callable[[], object] | None,
         save_every: int | None,
         on_step: Callable[[Step], object] | None,
+        should_stop: Callable[[int], bool] | None = None,
     ) -> None:
         """Take the steps that are left of ``total``, or until ``stop_after`` of them are done.
 
         ``take(step)`` trains one and ends it with :meth:`finish`; ``evaluate(done)`` and ``save()`` are
-        called when they are due, before ``on_step``.
+        called when they are due, before ``on_step``. ``should_stop(done)`` is asked after each step, and
+        answers alike on all ranks: where it says so, the state is saved and no further step begins.
         """
         last = total if stop_after is None else min(total, stop_after)
         judged = self.job.evaluation
         for step in range(len(self.losses), last):
             report = take(step)
+            stops = should_stop is not None and should_stop(step + 1)
             if judged is not None and _due(step + 1, judged.every, total):
                 self.evaluations.append(evaluate(step + 1))
-            if save is not None and _due(step + 1, save_every, last):
+            if save is not None and (stops or _due(step + 1, save_every, last)):
                 save()
             if on_step is not None:
                 on_step(report)
+            if stops:
+                return
 
     def finish(
         self,

@@ -72,6 +72,7 @@ def train(
     save_every: int | None = None,
     stop_after: int | None = None,
     on_step: Callable[[Step], None] | None = None,
+    should_stop: Callable[[int], bool] | None = None,
     attach: Callable[[nn.Module], object] | None = None,
     device: torch.device | str | None = None,
 ) -> Result:
@@ -85,6 +86,8 @@ def train(
         overwrite: Replace a checkpoint in ``directory`` that the run does not go on from.
         stop_after: Stop once this many steps of the job are done.
         on_step: Called on every rank after each step.
+        should_stop: Asked on every rank after each step, with the number of steps done, before a checkpoint
+            is due: True saves one and ends the run there. All ranks must answer alike.
         attach: Called once with the model, wrapped in DDP where there is more than one worker.
         device: None takes this worker's GPU, or the CPU where there is none.
     """
@@ -109,6 +112,7 @@ def train(
                 save=None if file is None else partial(_save, run, file),
                 save_every=save_every,
                 on_step=on_step,
+                should_stop=should_stop,
             )
         world.take_from_first(run.model.buffers())
         return run.progress.result(

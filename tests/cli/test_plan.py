@@ -133,6 +133,9 @@ def test_a_pipeline(profile, tmp_path):
         (["--job", "one"], UsageError, "is a profile, with no jobs.*--job"),
         (["--optimizer", "lion"], UsageError, "nothing is known of the optimizer 'lion'"),
         (["--cluster", "none.toml"], FileError, "none.toml"),
+        (["--kind", "tpu"], UsageError, "no devices of kind 'tpu'.*works: cpu or cuda"),
+        (["--strategy", "burst", "--memory", "2MiB"], UsageError, "no plan fits.*works: [0-9]+MiB"),
+        (["--strategy", "pipeline", "--memory", "2MiB"], UsageError, "no cut.*works: [0-9]+MiB"),
         (
             [word for i in range(65) for word in ("--rate", f"{i + 1}gbit")],
             UsageError,
@@ -151,6 +154,8 @@ def test_wrong_files(tmp_path):
         run(tmp_path / "jobs.py")
     with pytest.raises(FileError, match=r"none.json cannot be read"):
         run(tmp_path / "none.json")
+    with pytest.raises(UsageError, match=r"is a cluster, if anything.*works: JOBS --cluster .*four\.toml"):
+        run(tmp_path / "four.toml")
 
 
 # --- comparing ------------------------------------------------------------------------------------------
@@ -204,6 +209,26 @@ def test_what_if_a_faster_link_is_never_slower(profile, tmp_path):
     assert "rate 1gbit" in shown
     assert "milliseconds a step" in shown
     assert "Step time by rate" in page.read_text()
+
+
+def test_gpus_can_be_asked_for(profile, tmp_path):
+    result = json.loads(run(profile, *FEW, "--kind", "cuda", "--strategy", "data", "--json").stdout)
+    (coded,) = (one for one in result["options"] if one["name"] == "data, 4 bits")
+    assert "how fast a GPU" in coded["why_not"]
+    file = tmp_path / "cluster.toml"
+    Cluster.uniform(hosts=2, memory="1GiB", bandwidth="1gbit").save(file)
+    words = (profile, "--cluster", file, "--batch", 8, "--strategy", "data", "--kind", "cuda", "--json")
+    assert "how fast a GPU" in json.loads(run(*words).stdout)["options"][1]["why_not"]
+
+
+def test_adamw_is_an_optimizer(profile):
+    held = [
+        json.loads(run(profile, *FEW, "--optimizer", name, "--strategy", "data", "--json").stdout)["options"][
+            0
+        ]
+        for name in ("adamw", "adam")
+    ]
+    assert held[0]["memory_bytes"] == held[1]["memory_bytes"]
 
 
 def test_what_fits_nowhere_ends_with_the_smallest_change(profile):

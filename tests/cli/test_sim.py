@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 from typer.testing import CliRunner
@@ -47,13 +48,14 @@ def simulated(*words):
 
 
 FEW = ("--devices", 2, "--batch", 16, "--rate", "1gbit")
+THIN = ("--devices", "2", "--batch", "16", "--rate", "100mbit")
+"""A wire on which compression pays."""
 
 
-@pytest.mark.parametrize(("strategy", "most"), [("data", 0.01), ("pipeline", 0.05), ("burst", 0.01)])
-def test_where_nothing_disturbs_the_simulation_is_what_was_planned(profile, strategy, most):
-    options = {"burst": ("--option", "burst")}.get(strategy, ())
-    (one,) = simulated(profile, *FEW, "--strategy", strategy, *options)
-    assert one["step_ms"] == pytest.approx(one["planned_ms"], rel=most)
+@pytest.mark.parametrize("option", ["data, fp32", "data, 4 bits", "pipeline", "burst", "burst, 4 bits"])
+def test_where_nothing_disturbs_the_simulation_is_what_was_planned(profile, option):
+    (one,) = simulated(profile, *FEW, "--option", option)
+    assert one["step_ms"] == pytest.approx(one["planned_ms"], rel=1e-9)
     assert one["played"]["steps_ms"]["Net"] == pytest.approx([one["step_ms"]] * 3, rel=0.05)
     assert 0 < one["busy"] <= 1
     assert one["wire_bytes"] > 0
@@ -138,6 +140,30 @@ def test_a_plan_that_was_made_before(profile, tmp_path):
         run(profile, "--plan", file)
 
 
+@pytest.mark.parametrize("option", ["data, 4 bits", "data, auto", "burst, 4 bits"])
+def test_a_plan_in_a_file_keeps_its_compression(profile, tmp_path, option):
+    made = CliRunner().invoke(app, ["plan", str(profile), *THIN, "--cache", str(tmp_path), "--json"])
+    (wanted,) = (one for one in json.loads(made.stdout)["options"] if one["name"] == option)
+    file = tmp_path / "plan.json"
+    bits = {} if wanted["bits"] is None else {"bits": wanted["bits"]}
+    file.write_text(json.dumps({**wanted["plan"], **bits}))
+    (one,) = simulated(profile, "--plan", file, "--rate", "100mbit", "--cache", tmp_path)
+    assert one["step_ms"] == pytest.approx(wanted["step_ms"], rel=1e-9)
+    assert one["wire_bytes"] == pytest.approx(wanted["wire_bytes"])
+    assert wanted["bits"] == {"data, auto": "auto"}.get(option, 4)
+
+
+def test_what_plan_writes_is_what_it_chose(profile, tmp_path):
+    file = tmp_path / "plan.json"
+    words = ["plan", str(profile), *THIN, "--strategy", "burst", "--hosts", "2", "--cache", str(tmp_path)]
+    made = CliRunner().invoke(app, [*words, "--out", str(file), "--json"])
+    assert json.loads(made.stdout)["chosen"] == "burst, 4 bits"
+    assert json.loads(file.read_text())["bits"] == 4
+    (chosen,) = (one for one in json.loads(made.stdout)["options"] if one["name"] == "burst, 4 bits")
+    (one,) = simulated(profile, "--plan", file, "--rate", "100mbit", "--hosts", 2, "--cache", tmp_path)
+    assert one["step_ms"] == pytest.approx(chosen["step_ms"], rel=1e-9)
+
+
 def test_timelines_are_written_and_compared(profile, tmp_path):
     words = (profile, *FEW, "--strategy", "data", "--option", "data, fp32")
     (one,) = simulated(*words)
@@ -157,14 +183,17 @@ def test_timelines_are_written_and_compared(profile, tmp_path):
     ("words", "error", "message"),
     [
         (["--strategy", "magic"], UsageError, "no strategy 'magic'"),
-        (["--option", "magic"], UsageError, "no option 'magic'.*data, fp32"),
+        (["--option", "magic"], UsageError, "no option 'magic'.*works: 'data, fp32', 'data, 4 bits'"),
+        (["--kind", "tpu"], UsageError, "no devices of kind 'tpu'.*works: cpu or cuda"),
         (["--straggler", "9=0.5"], UsageError, "no device '9'"),
-        (["--straggler", "1"], UsageError, "'1' is no device with a speed.*=0.5"),
+        (["--straggler", "1"], UsageError, "'1' is no device with a speed.*works: 1=0.5 or node1/0=0.5"),
         (["--straggler", "1=0"], UsageError, "'1=0' is no device with a speed"),
         (["--steps", "0"], UsageError, "--steps is 0"),
         (["--timeline", "t.png"], UsageError, r"end in '\.png'.*--timeline"),
         (["--jitter", "-1"], UsageError, "jitter"),
-        (["--background", "soon"], UsageError, "'soon' is not a duration.*--background"),
+        (["--background", "soon"], UsageError, r"'soon' is not a duration.*--background\); works: 20ms"),
+        (["--background", "0ms"], UsageError, r"takes 0.0 ms \(setting: --background\); works: 20ms"),
+        (["--disk", "fast"], UsageError, r"'fast' is not a rate \(setting: --disk\); works: 1GB/s"),
         (["--adaptive", "--strategy", "data"], UsageError, "only a pipeline.*--adaptive"),
         (["--trace", "none.txt"], FileError, "cannot read the trace none.txt"),
         (["--measured", "none.json"], FileError, "none.json"),
@@ -178,6 +207,16 @@ def test_timelines_are_written_and_compared(profile, tmp_path):
 def test_wrong_options(profile, words, error, message):
     with pytest.raises(error, match=message):
         run(profile, "--devices", 2, "--batch", 16, *words)
+
+
+def test_a_profile_of_another_device_is_said(profile):
+    file = profile.with_name("measured.json")
+    replace(Profile.load(profile), device="cpu").save(file)
+    shown = run(file, *FEW, "--kind", "cuda", "--strategy", "data").stdout
+    assert "measured on cpu, and the cluster has cuda" in shown
+    assert "measured on" not in run(file, *FEW, "--strategy", "data", "--option", "data, fp32").stdout
+    replace(Profile.load(profile), device="cuda").save(file)  # then the devices are GPUs, unless said
+    assert "measured on" not in run(file, *FEW, "--strategy", "data").stdout
 
 
 def test_torch_is_not_needed(profile):
@@ -216,6 +255,42 @@ def test_several_jobs_are_planned_and_played(tmp_path):
     assert page.read_text().count('class="timeline') == 3  # the plan, and both jobs
     (one,) = simulated(*words, "--job", "one")
     assert one["step_ms"] > 0
+
+
+@pytest.fixture(scope="module")
+def jobs(tmp_path_factory):
+    """A jobs file, and where its profiles are kept between tests."""
+    file = tmp_path_factory.mktemp("jobs") / "jobs.py"
+    file.write_text(JOBS)
+    return file, "--cache", file.parent / "cache"
+
+
+def test_the_plan_of_several_jobs_is_played_from_its_file(jobs, tmp_path):
+    out = tmp_path / "plan.json"
+    where = ("--devices", 2, "--rate", "10gbit")
+    made = CliRunner().invoke(app, ["plan", *map(str, (*jobs, *where)), "--out", str(out)])
+    assert made.exit_code == 0
+    again = json.loads(run(*jobs, "--plan", out, "--rate", "10gbit", "--json").stdout)
+    assert again["plan"] == json.loads(out.read_text())
+    fresh = json.loads(run(*jobs, *where, "--json").stdout)
+    assert [one["jobs"] for one in again["runs"]] == [one["jobs"] for one in fresh["runs"]]
+    for ours, theirs in zip(again["runs"], fresh["runs"], strict=True):
+        assert ours["played"]["steps_ms"] == theirs["played"]["steps_ms"]
+    with pytest.raises(UsageError, match=r"has the batch of each job.*--batch"):
+        run(*jobs, "--plan", out, "--batch", 4)
+    with pytest.raises(UsageError, match=r"no device 'node1/0'"):
+        run(*jobs, "--plan", out, "--devices", 1)
+
+
+def test_background_jobs_are_played_too(jobs):
+    words = (*jobs, "--devices", 3, "--rate", "1mbit")  # nothing pays on a second device
+    made = json.loads(run(*words, "--json").stdout)
+    assert sorted(name for one in made["runs"] for name in one["jobs"]) == ["behind", "one", "two"]
+    rows = [line for line in run(*words).stdout.splitlines() if "│ background" in line]
+    assert len(rows) == 1
+    beside = run(*jobs, "--devices", 1, "--background", "1ms").stdout
+    assert "background: " in beside
+    assert "0 devices" not in beside
 
 
 def test_the_page_in_a_browser(profile, tmp_path):

@@ -135,7 +135,7 @@ def test_so_it_is_with_rings_of_many_hosts(data):
     assert ends == pytest.approx(brute_force(cluster, flows), rel=1e-9)
 
 
-@settings(deadline=None, max_examples=25)
+@settings(deadline=None, max_examples=10)
 @given(st.data())
 def test_so_it_is_under_traces(data):
     cluster = data.draw(clusters(3, least=5000))

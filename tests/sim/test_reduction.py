@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 
 from plait.collective import TorchCollective, ring_ms
 from plait.compress.codec import Cast, Exact, Quantizer
+from plait.compress.compression import Compression
 from plait.compress.layout import Piece
 from plait.compress.price import Pace, Speed, price_ms
 from plait.errors import UsageError
@@ -52,7 +53,7 @@ def test_any_collective_will_do():
 
     found = reduction_of(Half(), 4)
     assert found.estimate_ms(4096, 2, LINK) == ring_ms(4096, 2, LINK) / 2
-    assert found.wire_bytes(4096, 2) == Quantizer(bits=4).payload_bytes(1024)
+    assert found.wire_bytes(4096, 2) == Quantizer(bits=4, bucket=128).payload_bytes(1024)
     assert reduction_of(Half(), None).wire_bytes(4096, 2) == 4096
     assert reduction_of(TorchCollective(), None).estimate_ms(4096, 2, LINK) == ring_ms(4096, 2, LINK)
     own = Ring()
@@ -67,8 +68,16 @@ def test_a_compressed_collective_is_priced_by_its_codec():
     assert found.codec == Quantizer(bits=3)
 
 
-def test_codecs_by_their_bits():
-    assert (codec_of(32), codec_of(16), codec_of(2)) == (Exact(), Cast("fp16"), Quantizer(bits=2))
+def test_codecs_by_their_bits_are_those_of_a_run():
+    assert (codec_of(32), codec_of(16)) == (Exact(), Cast("fp16"))
+    assert codec_of(2) == Quantizer(bits=2, bucket=Compression().bucket)
+
+
+def test_bits_that_a_run_chooses_need_a_collective():
+    with pytest.raises(UsageError, match="layer by layer") as error:
+        reduction_of(None, "auto")
+    assert error.value.setting == "collective"
+    assert reduction_of(Ring(), "auto") == Ring()
 
 
 def test_what_says_nothing_of_its_cost_is_refused():

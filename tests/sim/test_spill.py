@@ -25,6 +25,7 @@ from plait.spill.policies import Policy, ShardedLRTF, Sticky, View
 from plait.strategy.demand import Demand
 from plait.strategy.spilled import spill_intervals
 from plait.timeline import Timeline
+from plait.units import parse_bytes
 
 MB = 10**6
 
@@ -185,7 +186,16 @@ def test_too_little_memory_is_refused_with_one_that_works() -> None:
         play_spill(two_jobs(), 2, Sticky(), Disk(memory_bytes=50 * MB))
     assert caught.value.setting == "memory_bytes"
     assert caught.value.works is not None
-    play_spill(two_jobs(), 2, Sticky(), Disk(memory_bytes=120 * MB))
+    play_spill(two_jobs(), 2, Sticky(), Disk(memory_bytes=parse_bytes(caught.value.works)))
+
+
+def test_what_is_to_come_waits_where_memory_is_just_enough_for_what_is_at_work() -> None:
+    rates = {"read_bytes_per_s": 1e9, "write_bytes_per_s": 1e9}
+    tight = play_spill(two_jobs(), 2, Sticky(), Disk(memory_bytes=60 * MB, **rates))
+    roomy = play_spill(two_jobs(), 2, Sticky(), Disk(memory_bytes=120 * MB, **rates))
+    assert tight.peak_bytes["memory"] <= 60 * MB
+    assert tight.makespan_ms >= roomy.makespan_ms
+    assert tight.work_ms == roomy.work_ms
 
 
 def profile(batch: tuple[int, ...] = (4, 8)) -> Profile:

@@ -44,20 +44,32 @@ def test_stages_are_those_of_the_planner(n, rows, skips):
     assert sum(staging.optimizer_ms) == 0.25 * 15
 
 
-def test_what_is_not_played_is_said():
+def test_what_the_figures_rest_on_is_said():
     profile = Profile(blocks=(block(0, tied=("w",)), block(1), block(2, tied=("w",))))
     staging = Staging(profile=profile, ends=(0, 1, 3))
     small, large = (Candidate(order=one_f_one_b(2, 2), global_batch=batch) for batch in (2, 20))
-    assert staging.remarks([small]) == ("the sum of w's gradients over stages 0, 1 is not played",)
+    (said,) = staging.remarks([small])
+    assert said.startswith("stages 0, 1 share weights: all 10 B of b0")
     assert staging.remarks([large])[0] == "batch 10 lies beyond the measured 1 to 4 of block 'b0'"
     assert Staging(profile=profile, ends=(0, 3)).remarks([small]) == ()
 
 
-def test_what_is_said_comes_in_the_order_of_the_weights():
+def test_what_stages_share_is_said_once_for_all_weights():
     names = tuple(f"w{place}" for place in range(12))
     staging = Staging(profile=Profile(blocks=(block(0, tied=names), block(1, tied=names))), ends=(0, 1, 2))
-    said = staging.remarks([Candidate(order=one_f_one_b(2, 2), global_batch=2)])
-    assert [remark.split()[3] for remark in said] == [f"{name}'s" for name in names]
+    assert len(staging.remarks([Candidate(order=one_f_one_b(2, 2), global_batch=2)])) == 1
+
+
+def test_a_copy_has_memory_and_an_update_of_its_own():
+    profile = Profile(blocks=(block(1, tied=("w",)), block(2), block(3, tied=("w",))))
+    staging = Staging(profile=profile, ends=(0, 1, 3))
+    free = Staging(profile=Profile(blocks=(block(1), block(2), block(3))), ends=(0, 1, 3))
+    assert staging.optimizer_ms == (0.25, 0.25 * (2 + 3) + 0.25)
+    more = [
+        ours.static_bytes - theirs.static_bytes
+        for ours, theirs in zip(staging.memories(1), free.memories(1), strict=True)
+    ]
+    assert more == [0, 2 * 11 + 5]
 
 
 def test_another_profile_is_refused():

@@ -9,6 +9,7 @@ from plait.burst.costs import Costs
 from plait.burst.events import predict
 from plait.burst.memory import Memory
 from plait.profile import Profile
+from plait.sim.burst import play_burst
 from plait.strategy.bursted import burst_bytes, bursted
 from plait.strategy.site import Site
 
@@ -77,3 +78,15 @@ def test_unequal_devices_count_as_the_slowest():
 
 def test_one_device_has_no_widths():
     assert "two devices" in bursted(demand(), Site(cluster=cluster(1))).why_not
+
+
+@pytest.mark.parametrize("codecs", [None, CODECS], ids=["fp32", "4 bits"])
+@pytest.mark.parametrize("bandwidth", ["1gbit", "40gbit"])
+@pytest.mark.parametrize("devices", [2, 4])
+def test_the_simulator_comes_to_the_same_figures(codecs, bandwidth, devices):
+    on = cluster(devices, bandwidth=bandwidth)
+    option = bursted(demand(profile=UNEVEN, batch=24), Site(cluster=on), codecs)
+    played = play_burst(option.plan, UNEVEN, on, collective=option.collective)
+    assert option.step_ms == pytest.approx(played.step_ms(), rel=1e-9)
+    assert option.wire_bytes == pytest.approx(sum(played.wire_bytes.values()) / 3)
+    assert list(option.memory_bytes.values()) == list(played.peak_bytes.values())[: option.devices]

@@ -9,7 +9,7 @@ import pytest
 from chains import CODECS, MIB, chain, cluster, demand, with_disk
 
 from plait.errors import UsageError
-from plait.strategy import compare
+from plait.strategy import Demand, compare, plan
 from plait.strategy.comparison import compare_demand, with_background
 from plait.strategy.data import plain
 from plait.strategy.site import Site
@@ -194,3 +194,61 @@ def test_no_torch_is_needed(tmp_path):
     )
     done = subprocess.run([sys.executable, "-c", code, str(tmp_path / "profile.json")], check=False)
     assert done.returncode == 0
+
+
+def test_a_profile_of_another_kind_is_said_with_the_options():
+    gpus = cluster(2)
+    gpus = replace(gpus, devices=tuple(replace(device, kind="cuda") for device in gpus.devices))
+    made = compared(replace(chain(), device="cpu"), gpus, strategies=QUICK)
+    assert any("measured on cpu" in remark for remark in made.remarks)
+    assert not any("measured" in remark for remark in compared(chain(), gpus, strategies=QUICK).remarks)
+
+
+def test_codecs_are_measured_once_and_kept_where_it_is_said(tmp_path):
+    heavy, on = chain(parameters=40 * MIB), cluster(2)
+    first, again = (compared(heavy, on, codecs=None, directory=tmp_path, strategies=QUICK) for _ in range(2))
+    for one, other in zip(first.options, again.options, strict=True):
+        assert one.step_ms == other.step_ms
+    (file,) = tmp_path.iterdir()
+    for name in ("data, 4 bits", "burst, 4 bits"):
+        assert any(f"kept in {file}" in remark for remark in again.option(name).remarks)
+    assert not any("packed" in remark for remark in again.option("data, fp32").remarks)
+
+
+def test_what_differs_by_nothing_is_not_said():
+    even = compared(on=cluster(2, bandwidth="400gbit"), strategies=["data", "burst"], codecs=CODECS)
+    assert "1 times" not in even.why
+    assert "e-" not in even.why
+    assert ", as fast as data, fp32 (" in even.why
+
+
+def test_options_are_named_in_quotes(made):
+    with pytest.raises(UsageError, match=r"works: 'data, fp32', 'data, 4 bits'"):
+        made.option("nothing")
+
+
+def test_adamw_has_the_state_of_adam():
+    assert demand().assuming("adamw") == demand().assuming("adam")
+
+
+def test_names_of_files_are_refused_with_what_reads_them():
+    with pytest.raises(UsageError, match=r"'four.toml' is no cluster.*Cluster\.load\('four\.toml'\)"):
+        plan([demand()], "four.toml")
+    with pytest.raises(UsageError, match=r"None is no cluster.*Cluster\.detect"):
+        compare_demand(demand(), None)
+    with pytest.raises(UsageError, match=r"Profile\.load\('p\.json'\)"):
+        Demand(name="job", profile="p.json", batch=4)
+
+
+def test_a_speed_that_is_not_known_is_said_before_anything_is_compared():
+    two = cluster(2)
+    on = replace(two, devices=(replace(two.devices[0], gflops=100.0), two.devices[1]))
+    with pytest.raises(UsageError, match="the speed of device 'node1/0' is not known"):
+        compared(on=on)
+
+
+def test_bytes_that_would_fit_are_said_in_mebibytes():
+    small = compared(chain(parameters=100 * MIB), cluster(2, memory="64MiB"), strategies=["burst"])
+    need = small.option("burst").works.split(" ")[0]
+    assert need.endswith("MiB")
+    assert compared(chain(parameters=100 * MIB), cluster(2, memory=need), strategies=["burst"]).chosen

@@ -192,3 +192,20 @@ def test_what_is_no_workload_is_refused():
         demand(steps=0)
     with pytest.raises(UsageError, match="'urgent'"):
         demand(priority="urgent")
+
+
+def test_side_by_side_is_said_where_jobs_do_run_at_the_same_time():
+    wide = cluster(4, bandwidth="400gbit")  # more devices pay in full, so jobs take all of them in turn
+    made = planned([demand("a", SMALL, steps=5), demand("b", SMALL, steps=6)], wide, strategies=["data"])
+    for way in made.ways:
+        foreground = [placement for placement in way.placements if placement.how == "foreground"]
+        overlap = any(
+            one.start_ms < other.end_ms and other.start_ms < one.end_ms
+            for one, other in permutations(foreground, 2)
+        )
+        assert way.name.startswith("side by side") == overlap
+    assert len({way.name for way in made.ways}) == len(made.ways)
+    assert made.chosen.name == "one after another"
+    assert "1 times" not in made.why
+    alone = planned([demand("a", SMALL), demand("b", SMALL, priority="background")], wide)
+    assert {way.name.split(",")[0] for way in alone.ways} == {"alone"}

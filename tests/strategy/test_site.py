@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from chains import cluster
+from chains import chain, cluster
 
 from plait.cluster import Cluster
 from plait.errors import UsageError
@@ -55,3 +55,15 @@ def test_each_pair_of_hosts_is_asked_once(monkeypatch):
     monkeypatch.setattr(Cluster, "link", counted)
     assert Site(cluster=cluster(24)).network.is_uniform
     assert len(asked) == len(set(asked)) == 24 * 23
+
+
+def test_a_profile_of_another_kind_of_device_is_said():
+    cpus = cluster(2)
+    gpu = replace(cpus, devices=(cpus.devices[0], replace(cpus.devices[1], kind="cuda")))
+    measured = replace(chain(), device="cpu")
+    assert Site(cluster=cpus).elsewhere(measured) == ()
+    (said,) = Site(cluster=gpu).elsewhere(measured)
+    assert "measured on cpu, and the cluster has cuda" in said
+    (said,) = Site(cluster=cpus).elsewhere(replace(chain(), device="cuda"))
+    assert "measured on cuda, and the cluster has cpu" in said
+    assert Site(cluster=gpu).elsewhere(chain()) == ()  # of which nobody knows

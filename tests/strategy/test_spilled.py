@@ -8,7 +8,11 @@ from chains import MIB, chain, cluster, demand, with_disk
 
 from plait.cluster.parts import Tier
 from plait.errors import UsageError
+from plait.sim.spill import play_spill
+from plait.sim.spilled_job import SpilledJob
+from plait.spill.makespan import Disk
 from plait.spill.partition import smallest
+from plait.spill.policies import Sticky
 from plait.strategy.site import Site
 from plait.strategy.spilled import spill_intervals, spilled
 
@@ -101,3 +105,15 @@ def test_spilled_activations_have_room_in_the_plan():
         blocks = shard.end - shard.first
         assert shard.saved_bytes == 4 * (blocks * 16 * MIB + (blocks - 1) * (64 << 10))
     assert all(shard.saved_bytes == 0 for shard in shards if shard.activations != "spill")
+
+
+@pytest.mark.parametrize("accumulate", [1, 2, 4])
+def test_the_simulator_comes_to_the_same_figures_where_nothing_waits_for_the_disk(accumulate):
+    of = replace(LARGE, accumulate=accumulate, steps=4)
+    option = spilled(of, Site(cluster=with_disk(cluster(1, memory="8GiB"))))
+    job = SpilledJob(
+        name="job", plan=option.plan, profile=of.profile, batch=8, steps=4, micro_batches=accumulate
+    )
+    below = Disk(memory_bytes=option.plan.arena_bytes, read_bytes_per_s=1.5e9, write_bytes_per_s=1.2e9)
+    played = play_spill([job], 1, Sticky(), below)
+    assert option.step_ms == pytest.approx(played.steps_ms["job"][-1], rel=1e-9)

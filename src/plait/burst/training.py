@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from plait import checkpoint, deferred
+from plait import checkpoint
 from plait.burst.burst_plan import BurstPlan
 from plait.burst.runtime import BatchNorm, BurstParallel
 from plait.chain import Chain
@@ -51,6 +51,7 @@ def train(
     save_every: int | None = None,
     stop_after: int | None = None,
     on_step: Callable[[Step], None] | None = None,
+    should_stop: Callable[[int], bool] | None = None,
     collective: Collective | None = None,
     batch_norm: BatchNorm = "local",
     timeline: Timeline | None = None,
@@ -74,8 +75,7 @@ def train(
     with reproducible(job.threads), World.join(device) as world:
         origin = checkpoint.origin(resume=resume, directory=directory, overwrite=overwrite)
         world.agree({"job": job.digest[:12]})
-        model = deferred.construct(job.make_model, seed=job.seed)
-        chain = Chain.of_job(job, model=(model.double() if job.precision == "fp64" else model).train())
+        chain = Chain.of_job(job)
         objective = job.build_objective()
         parallel = BurstParallel(
             chain,
@@ -97,7 +97,7 @@ def train(
                 if parallel.tell(origin is not None):
                     _restore(run, origin)
                 file = None if directory is None else Path(directory) / checkpoint.NAME
-                return _train(run, file, save_every, stop_after, on_step)
+                return _train(run, file, save_every, stop_after, on_step, should_stop)
         finally:
             parallel.close()
 
@@ -121,6 +121,7 @@ def _train(
     save_every: int | None,
     stop_after: int | None,
     on_step: Callable[[Step], None] | None,
+    should_stop: Callable[[int], bool] | None,
 ) -> Result:
     batches = run.job.build_batches()
     total = run.job.total_steps(batches.steps_per_epoch)
@@ -133,6 +134,7 @@ def _train(
         save=None if file is None else partial(_save, run, file),
         save_every=save_every,
         on_step=on_step,
+        should_stop=should_stop,
     )
     run.parallel.tell(None)  # when one rank returns, the last checkpoint is there
     return run.progress.result(

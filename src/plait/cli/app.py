@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from plait.cli import bench, demo, doctor, lab, launch, plan, profile, sim
+from plait.cli import bench, demo, doctor, lab, launch, plan, profile, run, sim
 
 app = typer.Typer(
     name="plait",
@@ -37,6 +37,7 @@ app.command("demo")(demo.demo)
 app.command("profile")(profile.profile)
 app.command("plan")(plan.plan)
 app.command("sim")(sim.sim)
+app.command("run")(run.run)
 app.command("launch", context_settings={"allow_interspersed_args": False})(launch.launch)
 app.add_typer(lab.app, name="lab")
 app.command("bench")(bench.bench)

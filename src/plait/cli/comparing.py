@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from plait.cli.scenario import UNLIMITED, Scenario
+from plait.strategy.figure import figure
 
 if TYPE_CHECKING:
     from plait.page import Section
@@ -37,7 +38,7 @@ def show_what_if(found: Sequence[tuple[Scenario, Comparison]]) -> None:
         for _, comparison in found:
             its = comparison.option(option.name)
             mark = "→ " if its is comparison.chosen else ""
-            cells.append("—" if its.step_ms is None else f"{mark}{its.step_ms:.4g}")
+            cells.append("—" if its.step_ms is None else mark + figure(its.step_ms))
         rows.append([option.name, *cells])
     title = f"{first.demand.name}: milliseconds a step"
     print_table(title, ["option", *(scenario.label for scenario, _ in found)], rows)
@@ -90,12 +91,12 @@ def _row(option: Option) -> list[str]:
     return [
         option.name,
         str(option.devices),
-        f"{option.step_ms:.4g}",
-        f"{option.samples_per_s:.4g}",
+        figure(option.step_ms),
+        figure(option.samples_per_s),
         memory if budget >= UNLIMITED else f"{memory} of {format_bytes(budget)}",
         format_bytes(option.wire_bytes),
         f"{option.idle_devices:.3g}",
-        f"{option.background_samples_per_s:.4g}",
+        figure(option.background_samples_per_s),
     ]
 
 

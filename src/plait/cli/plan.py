@@ -16,6 +16,7 @@ from plait.cli.scenario import (
     Devices,
     DiskRate,
     Hosts,
+    Kind,
     Latency,
     Memory,
     Rate,
@@ -28,6 +29,7 @@ from plait.errors import UsageError
 if TYPE_CHECKING:
     from plait.page import Section
     from plait.strategy import Comparison, Demand
+    from plait.strategy.kept_plan import KeptPlan
     from plait.strategy.option import StrategyName
 
 STRATEGIES = ("auto", "data", "pipeline", "burst", "spill")
@@ -46,11 +48,13 @@ def plan(
     memory: Memory = None,
     hosts: Hosts = None,
     disk: DiskRate = None,
+    kind: Kind = None,
     cluster: ClusterFile = None,
     job: Annotated[str | None, typer.Option(help="One job of the file; default: all.")] = None,
     objective: Annotated[str, typer.Option(help="Of several jobs: makespan or throughput.")] = "makespan",
     optimizer: Annotated[
-        str | None, typer.Option(help="sgd, momentum or adam: whose state to count, not the profile's.")
+        str | None,
+        typer.Option(help="sgd, momentum, adam or adamw: whose state to count, not the profile's."),
     ] = None,
     limit: Annotated[
         float | None,
@@ -77,8 +81,9 @@ def plan(
 ) -> None:
     """Compare the strategies for a job on a cluster that is there or not, and say what to run and why."""
     from plait.cli.playing import check_drawing
-    from plait.cli.source import demand_of, profile_in, several
+    from plait.cli.source import demand_of, kind_of, profile_in, several
     from plait.destination import check_file
+    from plait.strategy.figure import readable
 
     for path, setting in ((out, "--out"), (html, "--html")):
         if path is not None:
@@ -101,13 +106,14 @@ def plan(
         memory=memory,
         hosts=hosts,
         disk=disk,
+        kind=kind if cluster is not None else kind or kind_of(file),
     )
     results = _Results(out=out, timeline=timeline, html=html, as_json=as_json)
     results.check(found)
     if job is None and several(file):
         _plan_many(file, only(found), chosen, objective, cache, results)
         return
-    uniform = cluster is None and hosts is None and disk is None and optimizer is None
+    uniform = all(given is None for given in (cluster, hosts, disk, optimizer, kind))
     if uniform and len(found) == 1 and chosen in ("burst", "pipeline") and profile_in(file) is not None:
         demand = demand_of(file, job=job, batch=found[0].batch, optimizer=None, devices=1)
         figures = {
@@ -116,7 +122,11 @@ def plan(
             "latency": latency[0] if latency else LATENCY,
             "memory": memory[0] if memory else None,
         }
-        (_plan_burst if chosen == "burst" else _plan_pipeline)(demand, found[0], figures, burst, results)
+        view = _plan_burst if chosen == "burst" else _plan_pipeline
+        try:
+            view(demand, found[0], figures, burst, results)
+        except UsageError as error:
+            raise type(error)(error.what, setting=error.setting, works=readable(error.works)) from None
         return
     _refuse(burst, "one cluster given by --devices, --rate, --latency and --memory alone")
     _show_compared([_compared(file, one, chosen, job, optimizer, cache) for one in found], results)
@@ -164,28 +174,24 @@ class _Results:
         self,
         title: str,
         sections: list[Section],
-        plan: Any,
+        kept: KeptPlan | None,
         demand: Demand,
         scenario: Scenario,
         collective: Any = None,
     ) -> None:
         """The plan, a step of it, and the page."""
-        import json
-
-        from plait.destination import write_text
-
-        if self.out is not None and plan is not None:
-            write_text(self.out, json.dumps(plan.to_json(), indent=1) + "\n", setting="--out")
+        if self.out is not None and kept is not None:
+            kept.save(self.out)
         if self.timeline is None and self.html is None:
             return
         from plait.cli.playing import device_tracks, play
 
         drawn: list[Section] = []
-        if plan is not None:
+        if kept is not None:
             from plait.page import Heading
             from plait.timeline.picture import Gantt
 
-            played = play(plan, demand, scenario.cluster, steps=2, collective=collective)
+            played = play(kept.plan, demand, scenario.cluster, steps=2, collective=collective)
             if self.timeline is not None:
                 played.timeline.export(self.timeline)
             gantt = Gantt(timelines={"simulated": played.timeline}, counted=device_tracks(played))
@@ -200,6 +206,7 @@ def _plan_burst(
     demand: Demand, scenario: Scenario, figures: dict[str, Any], asked: dict[str, Any], results: _Results
 ) -> None:
     from plait.cli import plan_burst as view
+    from plait.strategy.kept_plan import KeptPlan
 
     frontier = view.planned(
         demand.profile,
@@ -215,18 +222,19 @@ def _plan_burst(
     else:
         view.show(frontier, demand.profile)
     title = f"{demand.name}: how wide each block pays"
-    results.write(title, view.sections(frontier), frontier.chosen, demand, scenario)
+    results.write(title, view.sections(frontier), KeptPlan(plan=frontier.chosen), demand, scenario)
 
 
 def _plan_pipeline(
     demand: Demand, scenario: Scenario, figures: dict[str, Any], asked: dict[str, Any], results: _Results
 ) -> None:
     from plait.cli import plan_pipeline as view
+    from plait.strategy.kept_plan import KeptPlan
 
     made = view.planned(demand.profile, batch=demand.batch, **figures)
     view.show(made, demand.profile, results.as_json)
     title = f"{demand.name}: {len(made.stages)} stages"
-    results.write(title, view.sections(made, demand.profile), made, demand, scenario)
+    results.write(title, view.sections(made, demand.profile), KeptPlan(plan=made), demand, scenario)
 
 
 def _compared(
@@ -250,7 +258,8 @@ def _compared(
         cache=cache,
     )
     with status(f"comparing ways to train {demand.name}"):
-        return scenario, compare_demand(demand, scenario.cluster, strategies=strategies_of(strategy))
+        made = compare_demand(demand, scenario.cluster, strategies=strategies_of(strategy), directory=cache)
+        return scenario, made
 
 
 def strategies_of(strategy: str) -> tuple[StrategyName, ...]:
@@ -263,6 +272,7 @@ def strategies_of(strategy: str) -> tuple[StrategyName, ...]:
 def _show_compared(found: list[tuple[Scenario, Comparison]], results: _Results) -> None:
     from plait.cli import comparing
     from plait.cli.console import print_json
+    from plait.strategy.kept_plan import KeptPlan
 
     if results.as_json:
         print_json(comparing.as_json(found))
@@ -275,7 +285,7 @@ def _show_compared(found: list[tuple[Scenario, Comparison]], results: _Results) 
     results.write(
         f"{comparison.demand.name}: what to run",
         comparing.sections(found),
-        None if option is None else option.plan,
+        None if option is None else KeptPlan.of(option),
         comparison.demand,
         scenario,
         None if option is None else option.collective,

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from plait.errors import UsageError
+from plait.strategy.figure import figure
 
 if TYPE_CHECKING:
     from plait.cli.playing import Disturbance
     from plait.cluster import Cluster
     from plait.page import Section
     from plait.sim import Background, Played
-    from plait.strategy import Placement, WorkloadPlan
+    from plait.strategy import Demand, Placement, Way, WorkloadPlan
+    from plait.strategy.kept_workload import KeptWorkload
     from plait.timeline import Timeline
 
 FORMAT = "plait.sim.workload/1"
@@ -22,10 +25,54 @@ _COLUMNS = ("job", "how", "option", "devices", "planned ms", "step ms", "error")
 
 
 @dataclass(frozen=True, kw_only=True)
+class Workload:
+    """What is played: jobs, and who of them runs where and when."""
+
+    way: Way
+    demands: Mapping[str, Demand]
+    cluster: Cluster
+    why: str
+    data: Mapping[str, Any]
+    """The plan as plain data."""
+
+    @classmethod
+    def of(cls, plan: WorkloadPlan) -> Workload:
+        """A plan that has just been made."""
+        if plan.chosen is None:
+            raise UsageError(plan.why, setting="--memory, --devices, --batch", works="what fits a job")
+        demands = {name: made.demand for name, made in plan.comparisons.items()}
+        return cls(way=plan.chosen, demands=demands, cluster=plan.cluster, why=plan.why, data=plan.to_json())
+
+    @classmethod
+    def kept(cls, kept: KeptWorkload, file: Path, cluster: Cluster, cache: Path | None) -> Workload:
+        """A plan that was made before for the jobs of a file."""
+        from plait.cli.source import demand_of
+        from plait.strategy.kept_plan import KeptPlan
+
+        for one in kept.way.placements:
+            for name in one.devices:
+                cluster.device(name)  # says which there are
+        demands = {
+            name: demand_of(
+                file, job=name, batch=batch, optimizer=None, devices=len(kept.devices), cache=cache
+            )
+            for name, batch in kept.batches.items()
+        }
+        placements = []
+        for one in kept.way.placements:
+            plan, its = KeptPlan.of(one.option), demands[one.job].profile
+            assert plan is not None, "every placement in a file has one"
+            through = plan.collective(its, cluster, directory=cache)
+            placements.append(replace(one, option=replace(one.option, collective=through)))
+        way = replace(kept.way, placements=tuple(placements))
+        return cls(way=way, demands=demands, cluster=cluster, why=kept.why, data=kept.data)
+
+
+@dataclass(frozen=True, kw_only=True)
 class PlayedWorkload:
     """The plan of several jobs, and what came of playing it."""
 
-    plan: WorkloadPlan
+    plan: Workload
     runs: tuple[tuple[tuple[Placement, ...], Played], ...]
     """Placements that were played together, and what came of them."""
 
@@ -43,7 +90,7 @@ class PlayedWorkload:
             {"jobs": [one.job for one in placements], "played": played.to_json()}
             for placements, played in self.runs
         ]
-        return {"format": FORMAT, "plan": self.plan.to_json(), "runs": runs}
+        return {"format": FORMAT, "plan": dict(self.plan.data), "runs": runs}
 
     def show(self) -> None:
         """A table: what was planned, and what came of it."""
@@ -51,7 +98,7 @@ class PlayedWorkload:
 
         print_table("planned and simulated steps", _COLUMNS, self._rows())
         notes = dict.fromkeys(said for _, played in self.runs for said in played.decisions)
-        lines = [self.plan.why, *(f"note: {said}" for said in notes), *self._beside()]
+        lines = [f"planned: {self.plan.why}", *(f"note: {said}" for said in notes), *self._beside()]
         sys.stdout.write("\n".join(["", *lines]) + "\n")
 
     def sections(self) -> list[Section]:
@@ -61,10 +108,10 @@ class PlayedWorkload:
         from plait.timeline.picture import Gantt
 
         parts: list[Section] = [
-            Paragraph(f"{self.plan.why}."),
+            Paragraph(f"Planned: {self.plan.why}."),
             Table(title="Planned and simulated steps", columns=_COLUMNS, rows=self._rows()),
             *(Paragraph(f"{said}.") for said in self._beside()),
-            Gantt(timelines={"planned": self.plan.timeline}),
+            Gantt(timelines={"planned": self.plan.way.timeline}),
         ]
         for placements, played in self.runs:
             parts.append(Heading(" and ".join(one.job for one in placements)))
@@ -79,7 +126,7 @@ class PlayedWorkload:
                 step_ms, planned_ms = played.step_ms(one.job), one.option.step_ms or 0.0
                 # Of jobs that take turns a step also waits for the others' turns.
                 error = "—" if one.how == "alternated" else f"{step_ms / planned_ms - 1:+.1%}"
-                figures = [f"{planned_ms:.4g}", f"{step_ms:.4g}", error]
+                figures = [figure(planned_ms), figure(step_ms), error]
                 rows.append([one.job, one.how, one.option.name, str(len(one.devices)), *figures])
         return rows
 
@@ -89,21 +136,25 @@ class PlayedWorkload:
                 if name not in played.steps_ms:
                     beside = " and ".join(one.job for one in placements)
                     share = work_ms / played.makespan_ms if played.makespan_ms else 0.0
-                    yield f"{name}: {share:.3g} devices' worth of work beside {beside}"
+                    got = f"{100 * share:.3g}% of a device's time" if share else "no time at all"
+                    yield f"{name}: {got} beside {beside}"
 
 
-def played(plan: WorkloadPlan, *, steps: int, disturbed: Disturbance) -> PlayedWorkload:
-    """Play some steps of every foreground job on the devices that the plan gives it."""
+def played(plan: Workload, *, steps: int, disturbed: Disturbance) -> PlayedWorkload:
+    """Play some steps of every job on the devices that the plan gives it.
+
+    A background job is played beside the foreground jobs on its device, and by itself where there are none.
+    """
     from plait.cli.playing import play, play_together
     from plait.spill.plan import SpillPlan
 
-    if plan.chosen is None:
-        raise UsageError(plan.why, setting="--memory, --devices, --batch", works="what fits a job")
     runs: list[tuple[tuple[Placement, ...], Played]] = []
-    turns = tuple(one for one in plan.placements if one.how == "alternated")
-    for one in plan.placements:
-        if one.how == "foreground":
-            demand, cluster = plan.comparisons[one.job].demand, _on(plan.cluster, one.devices)
+    placements = plan.way.placements
+    turns = tuple(one for one in placements if one.how == "alternated")
+    beside = {work.name for one in placements for work in _beside(plan, one)}
+    for one in placements:
+        if one.how == "foreground" or (one.how == "background" and one.job not in beside):
+            demand, cluster = plan.demands[one.job], _on(plan.cluster, one.devices)
             by = _of(disturbed, one.devices, _beside(plan, one))
             done = play(
                 one.option.plan, demand, cluster, steps=steps, collective=one.option.collective, disturbed=by
@@ -111,7 +162,7 @@ def played(plan: WorkloadPlan, *, steps: int, disturbed: Disturbance) -> PlayedW
             runs.append(((one,), done))
     if turns:
         plans = [
-            (plan.comparisons[one.job].demand, one.option.plan)
+            (plan.demands[one.job], one.option.plan)
             for one in turns
             if isinstance(one.option.plan, SpillPlan)
         ]
@@ -131,15 +182,15 @@ def _of(disturbed: Disturbance, names: tuple[str, ...], beside: tuple[Background
     return replace(disturbed, speeds=speeds, background=(*disturbed.background, *beside))
 
 
-def _beside(plan: WorkloadPlan, placement: Placement) -> tuple[Background, ...]:
-    """The background jobs that are on a placement's devices while it is."""
+def _beside(plan: Workload, placement: Placement) -> tuple[Background, ...]:
+    """The background jobs that are on a foreground job's devices while it is."""
     from plait.sim import Background
 
     found = []
-    for other in plan.placements:
+    for other in plan.way.placements if placement.how == "foreground" else ():
         places = tuple(place for place, name in enumerate(placement.devices) if name in other.devices)
         overlaps = other.start_ms < placement.end_ms and placement.start_ms < other.end_ms
         if other.how == "background" and places and overlaps:
-            unit_ms = plan.comparisons[other.job].demand.alone_ms
+            unit_ms = plan.demands[other.job].alone_ms
             found.append(Background(name=other.job, unit_ms=unit_ms, devices=places))
     return tuple(found)

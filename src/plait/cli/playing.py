@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from plait.errors import FileError, UsageError
+from plait.errors import UsageError
 
 if TYPE_CHECKING:
     from plait.cluster import Cluster
@@ -136,31 +136,6 @@ def check_drawing(path: Path) -> None:
     check_file(path, setting="--timeline")
 
 
-def read_plan(path: Path) -> Any:
-    """A plan of any strand, from its file."""
-    from plait.burst.burst_plan import BurstPlan
-    from plait.document import read_json
-    from plait.pipeline.plan import PipelinePlan
-    from plait.sim import DataPlan
-    from plait.spill.plan import SpillPlan
-
-    kinds = {"data": DataPlan, "pipeline": PipelinePlan, "burst": BurstPlan, "spill": SpillPlan}
-    known = {f"plait.plan.{strand}/1": kind for strand, kind in kinds.items()}
-    data = read_json(path, works="what `plait plan --out` writes", setting="--plan")
-    found = data.get("format") if isinstance(data, dict) else None
-    if found not in known:
-        raise FileError(f"{path}: field 'format' is {found!r}", setting="format", works=", ".join(known))
-    return known[found].from_json(data, source=str(path))  # type: ignore[attr-defined]
-
-
-def devices_of(plan: Any) -> int:
-    """How many devices a plan is for."""
-    stages = getattr(plan, "stages", None)
-    if stages is not None:
-        return len(stages)
-    return int(getattr(plan, "devices", 1))
-
-
 def stragglers(words: Iterable[str], cluster: Cluster) -> dict[str, float]:
     """Devices and their speeds, from ``node1/0=0.5`` or ``1=0.5`` (the second device at half its speed)."""
     names = [device.name for device in cluster.devices]
@@ -173,7 +148,9 @@ def stragglers(words: Iterable[str], cluster: Cluster) -> dict[str, float]:
             figure = 0.0
         if not sign or not 0 < figure < float("inf"):
             raise UsageError(
-                f"{word!r} is no device with a speed", setting="--straggler", works=f"{names[-1]}=0.5"
+                f"{word!r} is no device with a speed",
+                setting="--straggler",
+                works=f"{len(names) - 1}=0.5 or {names[-1]}=0.5",
             )
         place = int(name) if name.isdecimal() else None
         if place is not None and place < len(names):

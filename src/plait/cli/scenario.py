@@ -58,6 +58,10 @@ Hosts = Annotated[
 DiskRate = Annotated[
     str | None, typer.Option("--disk", help="Rate of a disk to spill to, on each host, such as 1GB/s.")
 ]
+Kind = Annotated[
+    str | None,
+    typer.Option(help="Of the devices: cpu or cuda (default: what the profile was measured on, or cpu)."),
+]
 ClusterFile = Annotated[Path | None, typer.Option(help="A cluster file (.toml) in place of these figures.")]
 
 
@@ -92,10 +96,13 @@ def scenarios(
     memory: Sequence[str] | None,
     hosts: int | None = None,
     disk: str | None = None,
+    kind: str | None = None,
 ) -> list[Scenario]:
     """Every combination of the values given; one where nothing is repeated."""
     from plait.cluster import Cluster
 
+    if kind not in (None, "cpu", "cuda"):
+        raise UsageError(f"there are no devices of kind {kind!r}", setting="--kind", works="cpu or cuda")
     base = None if file is None else Cluster.load(file)
     given = {"devices": devices, "batch": batch, "rate": rate, "latency": latency, "memory": memory}
     values: dict[str, list[Any]] = {name: list(its) if its else [None] for name, its in given.items()}
@@ -106,7 +113,9 @@ def scenarios(
         varied = tuple((name, str(named[name])) for name in repeated)
         rows = named.pop("batch")
         found.append(
-            Scenario(cluster=_cluster(base, hosts=hosts, disk=disk, **named), batch=rows, varied=varied)
+            Scenario(
+                cluster=_cluster(base, hosts=hosts, disk=disk, kind=kind, **named), batch=rows, varied=varied
+            )
         )
     if len(found) > _MOST:
         counts = " x ".join(str(len(values[name])) for name in repeated)
@@ -136,6 +145,7 @@ def _cluster(
     memory: str | None,
     hosts: int | None,
     disk: str | None,
+    kind: str | None,
 ) -> Cluster:
     """The cluster of a file with some figures changed, or one of hosts that are all alike."""
     from plait.units import parse_bytes, parse_whole
@@ -156,6 +166,9 @@ def _cluster(
         if size is not None:
             base = replace(base, devices=tuple(replace(one, memory_bytes=size) for one in base.devices))
         base = _between(base, rate, latency)
+    if kind is not None:
+        its: Any = kind  # one of the two that there are
+        base = replace(base, devices=tuple(replace(one, kind=its) for one in base.devices))
     return base if disk is None else _with_disk(base, disk)
 
 
@@ -208,7 +221,10 @@ def _with_disk(base: Cluster, rate: str) -> Cluster:
     from plait.cluster import Tier
     from plait.units import parse_rate
 
-    figure = parse_rate(rate, setting="--disk")
+    try:
+        figure = parse_rate(rate)
+    except UsageError as error:
+        raise UsageError(error.what, setting="--disk", works="1GB/s") from None
     kept = [tier for tier in base.tiers if tier.name == "ram"]
     disks = [
         Tier(

@@ -15,6 +15,7 @@ from plait.cli.scenario import (
     Devices,
     DiskRate,
     Hosts,
+    Kind,
     Latency,
     Memory,
     Rate,
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
     from plait.cli.simulated import Case
     from plait.cluster import Cluster
     from plait.page import Section
+    from plait.strategy.kept_plan import KeptPlan
+    from plait.strategy.kept_workload import KeptWorkload
 
 
 def sim(
@@ -50,6 +53,7 @@ def sim(
     memory: Memory = None,
     hosts: Hosts = None,
     disk: DiskRate = None,
+    kind: Kind = None,
     cluster: ClusterFile = None,
     job: Annotated[
         str | None, typer.Option(help="Which job of the file; needed where there are several.")
@@ -84,8 +88,9 @@ def sim(
     from plait.cli.plan import check_strategy
     from plait.cli.playing import check_drawing
     from plait.cli.simulated import Run
-    from plait.cli.source import several
+    from plait.cli.source import kind_of, several
     from plait.destination import check_file
+    from plait.strategy.kept_workload import KeptWorkload
     from plait.timeline import Timeline
     from plait.units import parse_whole
 
@@ -96,16 +101,25 @@ def sim(
     if html is not None:
         check_file(html, setting="--html")
     real = None if measured is None else Timeline.load(measured)
-    given = _planned_already(plan, devices, batch)
+    workload = None if plan is None else KeptWorkload.read(plan)
+    given = None if workload is not None else _planned_already(plan, batch)
+    if workload is not None:
+        devices = devices or [len(workload.devices)]
+        if batch is not None:
+            raise UsageError(f"{plan} has the batch of each job", setting="--batch", works="no --batch")
+    if given is not None:
+        devices = devices or [given.devices]
+        batch = batch if given.batch is None else [given.batch]
     found = scenarios(
         file=cluster,
-        devices=given.devices if given else devices,
-        batch=given.batch if given else batch,
+        devices=devices,
+        batch=batch,
         rate=rate,
         latency=latency,
         memory=memory,
         hosts=hosts,
         disk=disk,
+        kind=kind if cluster is not None else kind or kind_of(file),
     )
     if timeline is not None and len(found) > 1:
         raise UsageError(
@@ -119,8 +133,8 @@ def sim(
         background=background,
         adaptive=adaptive,
     )
-    if given is None and job is None and several(file):
-        made = _play_many(file, only(found), strategy, steps, disturbed, cache)
+    if workload is not None or (given is None and job is None and several(file)):
+        made = _play_many(file, only(found), strategy, workload, steps, disturbed, cache)
         if timeline is not None:
             made.timeline.export(timeline)
         _tell(made.as_json(), made.show, "Jobs, simulated", made.sections, html, as_json)
@@ -164,29 +178,15 @@ def _tell(
         save(html, title, sections())
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Given:
-    """A plan that was made before."""
-
-    plan: Any
-    devices: list[int]
-    batch: list[int] | None
-
-
-def _planned_already(file: Path | None, devices: list[int] | None, batch: list[int] | None) -> _Given | None:
-    from plait.cli.playing import devices_of, read_plan
+def _planned_already(file: Path | None, batch: list[int] | None) -> KeptPlan | None:
+    from plait.strategy.kept_plan import KeptPlan
 
     if file is None:
         return None
-    plan = read_plan(file)
-    rows = getattr(plan, "batch", getattr(plan, "global_batch", None))
-    if rows is not None and batch and batch != [rows]:
-        raise UsageError(f"{file} is a plan for {rows} rows", setting="--batch", works=str(rows))
-    return _Given(
-        plan=plan,
-        devices=devices or [devices_of(plan)],
-        batch=batch if rows is None else [rows],
-    )
+    kept = KeptPlan.load(file)
+    if kept.batch is not None and batch and batch != [kept.batch]:
+        raise UsageError(f"{file} is a plan for {kept.batch} rows", setting="--batch", works=str(kept.batch))
+    return kept
 
 
 def _chosen(
@@ -196,7 +196,7 @@ def _chosen(
     option: str | None,
     job: str | None,
     cache: Path | None,
-    given: _Given | None,
+    given: KeptPlan | None,
 ) -> Case:
     """The plan to play: the one given, or the fastest that can be had."""
     from plait.cli.console import status
@@ -214,9 +214,16 @@ def _chosen(
         cache=cache,
     )
     if given is not None:
-        return Case(demand=demand, name="the plan given", plan=given.plan)
+        return Case(
+            demand=demand,
+            name="the plan given",
+            plan=given.plan,
+            collective=given.collective(demand.profile, scenario.cluster, directory=cache),
+        )
     with status(f"comparing ways to train {demand.name}"):
-        comparison = compare_demand(demand, scenario.cluster, strategies=strategies_of(strategy))
+        comparison = compare_demand(
+            demand, scenario.cluster, strategies=strategies_of(strategy), directory=cache
+        )
     if option is None and len(comparison.options) == 1:
         option = comparison.options[0].name
     chosen = comparison.chosen if option is None else comparison.option(option)
@@ -233,6 +240,7 @@ def _chosen(
         plan=chosen.plan,
         collective=chosen.collective,
         planned_ms=chosen.step_ms,
+        remarks=(*comparison.remarks, *chosen.remarks),
     )
 
 
@@ -266,19 +274,30 @@ class _Disturbed:
             from plait.sim import Background
             from plait.units import parse_seconds
 
-            unit_ms = 1e3 * parse_seconds(self.background, setting="--background")
-            by = replace(by, background=(Background(name="background", unit_ms=unit_ms),))
+            try:
+                unit_ms = 1e3 * parse_seconds(self.background)
+                by = replace(by, background=(Background(name="background", unit_ms=unit_ms),))
+            except UsageError as error:
+                raise UsageError(error.what, setting="--background", works="20ms") from None
         return by
 
 
 def _play_many(
-    file: Path, scenario: Scenario, strategy: str, steps: int, disturbed: _Disturbed, cache: Path | None
+    file: Path,
+    scenario: Scenario,
+    strategy: str,
+    kept: KeptWorkload | None,
+    steps: int,
+    disturbed: _Disturbed,
+    cache: Path | None,
 ) -> PlayedWorkload:
     from plait.cli import workload
     from plait.cli.plan import strategies_of
-    from plait.cli.played_workload import played
+    from plait.cli.played_workload import Workload, played
 
     by = disturbed.on(scenario.cluster)
+    if kept is not None:
+        return played(Workload.kept(kept, file, scenario.cluster, cache), steps=steps, disturbed=by)
     made = workload.planned(
         file,
         scenario.cluster,
@@ -287,4 +306,4 @@ def _play_many(
         strategies=strategies_of(strategy),
         cache=cache,
     )
-    return played(made, steps=steps, disturbed=by)
+    return played(Workload.of(made), steps=steps, disturbed=by)

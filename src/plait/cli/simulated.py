@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from plait.cli.scenario import Scenario
+from plait.strategy.figure import figure
 
 if TYPE_CHECKING:
     from plait.cli.playing import Disturbance
@@ -33,6 +34,8 @@ class Case:
     collective: Estimate | None = None
     planned_ms: float | None = None
     """What the planner said."""
+    remarks: tuple[str, ...] = ()
+    """What its figures rest on."""
 
     def play(self, scenario: Scenario, steps: int, by: Disturbance) -> Played:
         """So many steps of it."""
@@ -50,6 +53,11 @@ class Run:
     scenario: Scenario
     case: Case
     played: Played
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What was planned and played rests on, and what was decided on the way."""
+        return tuple(dict.fromkeys((*self.case.remarks, *self.played.decisions)))
 
     @property
     def step_ms(self) -> float:
@@ -80,9 +88,9 @@ class Run:
 
         planned = self.case.planned_ms
         return [
-            f"{self.step_ms:.4g}",
-            "—" if planned is None else f"{planned:.4g}",
-            f"{self.samples_per_s:.4g}",
+            figure(self.step_ms),
+            "—" if planned is None else figure(planned),
+            figure(self.samples_per_s),
             f"{self.busy:.0%}",
             format_bytes(self.wire_bytes),
             str(self.played.events),
@@ -105,9 +113,9 @@ def show(runs: Sequence[Run], real: Timeline | None) -> None:
         lines += ["", drawn.draw(min(console().width, 120))]
         lines += [f"and {len(tracks) - _TRACKS} devices more"] if len(tracks) > _TRACKS else []
     for run in runs:
-        lines += [f"note: {said}" for said in run.played.decisions]
+        lines += [f"note: {said}" for said in run.notes]
         lines += [
-            f"{name}: {work_ms:.4g} ms of work done beside it"
+            f"{name}: {figure(work_ms)} ms of work done beside it"
             for name, work_ms in run.played.work_ms.items()
             if name not in run.played.steps_ms
         ]
@@ -178,7 +186,7 @@ def sections(runs: Sequence[Run], real: Timeline | None, steps: int) -> list[Sec
     for run in runs:
         if run.scenario.label:
             parts.append(Heading(run.scenario.label))
-        parts += [Paragraph(f"Note: {said}.") for said in run.played.decisions]
+        parts += [Paragraph(f"Note: {said}.") for said in run.notes]
         shown = {"simulated": run.played.timeline} | ({} if real is None else {"measured": real})
         parts.append(Gantt(timelines=shown, counted=device_tracks(run.played)))
     return parts

@@ -20,6 +20,10 @@ def profile_in(file: Path) -> Profile | None:
 
     if file.suffix == ".py":
         return None
+    if file.suffix == ".toml":
+        raise UsageError(
+            f"{file} is a cluster, if anything, and no job", setting="FILE", works=f"JOBS --cluster {file}"
+        )
     if file.suffix != ".json" or not file.is_file():
         return Profile.load(file)  # says what is wrong
     try:
@@ -28,6 +32,12 @@ def profile_in(file: Path) -> Profile | None:
         return Profile.load(file)
     is_job = isinstance(head, dict) and str(head.get("format", FORMAT)).startswith("plait.job/")
     return None if is_job else Profile.load(file)
+
+
+def kind_of(file: Path) -> str | None:
+    """The kind of device that a file's profile was measured on, if it is one that says so."""
+    profile = profile_in(file)
+    return profile.device if profile is not None and profile.device in ("cpu", "cuda") else None
 
 
 def jobs_in(file: Path, name: str | None, batch: int | None) -> list[Job]:
@@ -66,7 +76,7 @@ def demand_of(
         if len(jobs) > 1:
             names = ", ".join(one.name for one in jobs)
             raise UsageError(f"{file} has {len(jobs)} jobs", setting="--job", works=f"one of {names}")
-        with status(f"measuring {jobs[0].name}") as say:
+        with status(f"looking for a profile of {jobs[0].name}") as say:
             measured = profile_of(jobs[0], devices=devices, directory=cache, progress=say)
         return Demand.of(jobs[0], measured, steps=steps_of(jobs[0])).assuming(optimizer)
     if job is not None:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from plait.cli.source import jobs_in
+from plait.strategy.figure import figure
 
 if TYPE_CHECKING:
     from plait.cluster import Cluster
@@ -31,7 +32,7 @@ def planned(
     from plait.strategy import plan
 
     jobs = jobs_in(file, None, batch)
-    with status(f"measuring {len(jobs)} jobs") as say:
+    with status(f"looking for the profiles of {len(jobs)} jobs") as say:
         return plan(
             jobs,
             cluster,
@@ -52,17 +53,19 @@ def show(made: WorkloadPlan) -> None:
             [
                 "→" if way is made.chosen else "",
                 way.name,
-                f"{way.makespan_ms / 1e3:.4g}",
-                f"{way.samples_per_s:.4g}",
+                figure(way.makespan_ms / 1e3),
+                figure(way.samples_per_s),
             ]
             for way in made.ways
         ]
-        bound = ["", "no way beats", f"{made.bound_ms / 1e3:.4g}", f"{made.bound_samples_per_s:.4g}"]
+        bound = ["", "no way beats", figure(made.bound_ms / 1e3), figure(made.bound_samples_per_s)]
         print_table("ways", ["", "way", "makespan s", "samples/s"], [*ways, bound])
     notes = [*made.remarks]
     for comparison in made.comparisons.values():
         notes += comparison.remarks
     lines = [made.why, *(f"note: {note}" for note in dict.fromkeys(notes))]
+    if any(placement.how == "background" for placement in made.placements):
+        lines.append("done: of a background job, its steps that are over when the last foreground job ends")
     for name in made.unplaced:
         lines += [f"{name}: or {change.text}" for change in made.comparisons[name].changes[1:]]
     sys.stdout.write("\n".join(["", *lines]) + "\n")
@@ -106,9 +109,9 @@ def _rows(made: WorkloadPlan) -> list[list[str]]:
                 placement.how,
                 placement.option.name,
                 devices,
-                "—" if step_ms is None else f"{step_ms:.4g}",
-                f"{placement.start_ms / 1e3:.4g}",
-                f"{placement.end_ms / 1e3:.4g}",
+                "—" if step_ms is None else figure(step_ms),
+                figure(placement.start_ms / 1e3),
+                figure(placement.end_ms / 1e3),
                 f"{placement.done:.0%}",
             ]
         )

@@ -26,4 +26,5 @@ ACTS = (
     Act("spill", "A small memory: four GPT-2s take turns in 1.5 GiB", "plait.demo.spill"),
     Act("pipeline", "A shared network: GPT-2 in two stages regroups micro-batches", "plait.demo.pipeline"),
     Act("burst", "Idle devices: layers as wide as they pay, a second job in the gaps", "plait.demo.burst"),
+    Act("run", "All in one call: a GPT, a sweep under a memory budget, a job behind them", "plait.demo.run"),
 )

@@ -273,6 +273,10 @@ class Lab:
         self._processes.append(process)
         return process
 
+    def namespace(self, host: int) -> Path:
+        """The file of a host's network namespace, for whoever has a socket to open there."""
+        return self._wires("enter a network").door(self._host(host).index).namespace
+
     def _host(self, index: int) -> Host:
         self._check_open()
         if not 0 <= index < len(self.hosts):

@@ -43,7 +43,8 @@ class Forecast:
     __pydantic_config__ = {"extra": "forbid"}  # noqa: RUF012
 
     step_ms: float
-    """Forward and backward of the global batch, the optimizer left out."""
+    """Forward and backward of the global batch, with the sums of gradients that stages share; the optimizer
+    left out."""
     busy_ms: tuple[float, ...]
     """By stage, what it computes."""
     peak_bytes: tuple[int, ...]

@@ -27,7 +27,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from plait import checkpoint, deferred
+from plait import checkpoint
 from plait.chain import Chain
 from plait.data import Batches
 from plait.determinism import reproducible, seed_micro_batch
@@ -78,13 +78,14 @@ def train(
     save_every: int | None = None,
     stop_after: int | None = None,
     on_step: Callable[[Step], None] | None = None,
+    should_stop: Callable[[int], bool] | None = None,
     timeline: Timeline | None = None,
     timeout_s: float = 30.0,
     device: torch.device | str | None = None,
 ) -> Result:
     """Train a job under a plan, in every process of the torchrun contract; the plan is for the job's chain.
 
-    The arguments from ``resume`` to ``on_step`` are those of :func:`plait.reference.train`. Rank 0 alone
+    The arguments from ``resume`` to ``should_stop`` are those of :func:`plait.reference.train`. Rank 0 alone
     reads and writes checkpoints, for which it needs host memory for the whole state, as it does at the end:
     its result is whole. On the other ranks the result's model is on the meta device but for the stage's own
     part, and the optimizer's state is that part's.
@@ -116,7 +117,7 @@ def train(
                 if council.tell(origin is not None, "where to begin"):
                     _restore(run, origin)
                 file = None if directory is None else Path(directory) / checkpoint.NAME
-                result = _train(run, file, save_every, stop_after, on_step)
+                result = _train(run, file, save_every, stop_after, on_step, should_stop)
                 wire.flush()
                 return result
         finally:
@@ -189,8 +190,7 @@ def _telling(wire: Wire) -> Iterator[None]:
 
 def _stages(job: Job, plan: PipelinePlan) -> Stages:
     """The stages of the job's chain, with no parameters yet."""
-    model = deferred.construct(job.make_model, seed=job.seed)
-    chain = Chain.of_job(job, model=(model.double() if job.precision == "fp64" else model).train())
+    chain = Chain.of_job(job)
     if plan.stages[-1].end != len(chain):
         raise UsageError(
             f"the plan is for {plan.stages[-1].end} blocks, and the job's chain has {len(chain)}",
@@ -254,6 +254,7 @@ def _train(
     save_every: int | None,
     stop_after: int | None,
     on_step: Callable[[Step], None] | None,
+    should_stop: Callable[[int], bool] | None,
 ) -> Result:
     progress = run.progress
     total = run.job.total_steps(run.batches.steps_per_epoch)
@@ -276,6 +277,7 @@ def _train(
         save=None if file is None else save,
         save_every=save_every,
         on_step=on_step,
+        should_stop=should_stop,
     )
     seconds = time.perf_counter() - started
     state = states[0] if states else _gather(run)

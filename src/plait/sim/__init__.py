@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from plait.sim.network import Network as Network
     from plait.sim.pipeline import play_pipeline as play_pipeline
     from plait.sim.played import Played as Played
+    from plait.sim.scene import Circumstances as Circumstances
     from plait.sim.simulation import Simulation as Simulation
     from plait.sim.spill import play_spill as play_spill
     from plait.sim.spilled_job import SpilledJob as SpilledJob
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 
 _HOME = {
     "Background": "plait.sim.background",
+    "Circumstances": "plait.sim.scene",
     "Cross": "plait.sim.network",
     "DataPlan": "plait.sim.data_plan",
     "Device": "plait.sim.device",

@@ -8,7 +8,7 @@ that brings all this to the first stage is taken to cost nothing.
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from typing import Unpack
 
 from plait.cluster import Cluster
 from plait.pipeline.candidate import Candidate
@@ -17,14 +17,10 @@ from plait.pipeline.memory import peak_bytes
 from plait.pipeline.plan import PipelinePlan
 from plait.pipeline.tuner import Observation, Tuner, Tuning
 from plait.profile import Profile
-from plait.sim.background import Background
-from plait.sim.network import Cross
 from plait.sim.pipeline import Stages
 from plait.sim.played import Played
-from plait.sim.route import TraceKey
-from plait.sim.scene import Scene
+from plait.sim.scene import Circumstances, Scene
 from plait.sim.staging import Staging
-from plait.sim.trace import Trace
 from plait.units import parse_whole
 
 
@@ -35,15 +31,7 @@ def play_adaptive(
     *,
     steps: int = 16,
     tuning: Tuning | None = None,
-    traces: Mapping[TraceKey, Trace] | None = None,
-    cross: Iterable[Cross] = (),
-    speeds: Mapping[str, Trace | float] | None = None,
-    jitter: float = 0.0,
-    switch_ms: float = 0.0,
-    seed: int = 0,
-    background: Sequence[Background] = (),
-    spans: int = 65_536,
-    name: str = "job",
+    **circumstances: Unpack[Circumstances],
 ) -> Played:
     """Play so many steps on the stages of a plan; orders and micro-batches are the tuner's, 1F1B first.
 
@@ -52,20 +40,7 @@ def play_adaptive(
     """
     parse_whole(steps, setting="steps")
     staging = Staging.of(plan, profile)
-    scene = Scene(
-        cluster,
-        staging.stages,
-        name=name,
-        track="stage",
-        traces=traces,
-        cross=cross,
-        speeds=speeds,
-        jitter=jitter,
-        switch_ms=switch_ms,
-        seed=seed,
-        background=background,
-        spans=spans,
-    )
+    scene = Scene(cluster, staging.stages, track="stage", **circumstances)
     tuning = Tuning(micro_batches=(plan.order.micro_batches,)) if tuning is None else tuning
     play = _Play(scene, staging, plan.global_batch, tuning, steps)
     play.run()
@@ -84,7 +59,7 @@ class _Play:
 
     def __init__(self, scene: Scene, staging: Staging, global_batch: int, tuning: Tuning, steps: int) -> None:
         self.scene, self.staging, self.steps = scene, staging, steps
-        self.stages = Stages(scene, staging.optimizer_ms)
+        self.stages = Stages(scene, staging)
         largest = -(-global_batch // min(count for count in tuning.micro_batches))
         self.memories = staging.memories(largest)
         devices = scene.cluster.devices

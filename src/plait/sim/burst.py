@@ -17,8 +17,9 @@ move; the network is shared with others. With a ``control`` the controller of a 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Unpack
 
 from plait.burst.burst_plan import BurstPlan
 from plait.burst.controller import LADDER, Control, Controller
@@ -28,16 +29,12 @@ from plait.burst.rows import Move, moves
 from plait.cluster import Cluster
 from plait.errors import UsageError
 from plait.profile import Profile
-from plait.sim.background import Background
 from plait.sim.between import between
 from plait.sim.device import Device
 from plait.sim.exchange import Exchange
-from plait.sim.network import Cross
 from plait.sim.played import Played
 from plait.sim.reduction import Estimate, Reduction, reduction_of
-from plait.sim.route import TraceKey
-from plait.sim.scene import Scene
-from plait.sim.trace import Trace
+from plait.sim.scene import Circumstances, Scene
 from plait.sim.wire import Sync, Wire
 from plait.units import parse_whole
 
@@ -51,22 +48,13 @@ def play_burst(
     *,
     steps: int = 3,
     collective: Estimate | None = None,
-    background: Sequence[Background] = (),
     control: Control | None = None,
-    traces: Mapping[TraceKey, Trace] | None = None,
-    cross: Iterable[Cross] = (),
-    speeds: Mapping[str, Trace | float] | None = None,
-    jitter: float = 0.0,
-    switch_ms: float = 0.0,
-    seed: int = 0,
-    spans: int = 65_536,
-    name: str = "job",
+    **circumstances: Unpack[Circumstances],
 ) -> Played:
     """Play steps of a plan; device i of it is ``cluster.devices[i]``.
 
-    Without a ``control`` the background may always run, at its lower priority. ``switch_ms`` is what the
-    foreground loses each time that it takes a device from the background. ``speeds`` are by name of the
-    device, 1 where nothing is said; ``traces`` and ``cross`` are those of :class:`plait.sim.network.Network`.
+    Without a ``control`` the background may always run, at its lower priority. The rest is what
+    :class:`plait.sim.scene.Circumstances` has.
     """
     parse_whole(steps, setting="steps")
     if tuple(block.name for block in profile.blocks) != plan.blocks:
@@ -75,19 +63,7 @@ def play_burst(
             setting="profile",
             works="the profile that the plan was made from",
         )
-    scene = Scene(
-        cluster,
-        plan.devices,
-        name=name,
-        traces=traces,
-        cross=cross,
-        speeds=speeds,
-        jitter=jitter,
-        switch_ms=switch_ms,
-        seed=seed,
-        background=background,
-        spans=spans,
-    )
+    scene = Scene(cluster, plan.devices, **circumstances)
     held = held_bytes(plan, profile)
     scene.check_memory(held)
     controller = None if control is None else Controller(control=control)

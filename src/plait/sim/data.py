@@ -18,21 +18,17 @@ backlog of the wire after each bucket:  q = max(0, q - backward of the bucket) +
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import NamedTuple
+from typing import NamedTuple, Unpack
 
 from plait.cluster import Cluster
 from plait.profile import Profile
-from plait.sim.background import Background
 from plait.sim.data_plan import DataPlan, buckets
-from plait.sim.network import Cross
 from plait.sim.played import Played
 from plait.sim.reduction import Estimate, Reduction, reduction_of
-from plait.sim.route import TraceKey
-from plait.sim.scene import Scene
-from plait.sim.trace import Trace
+from plait.sim.scene import Circumstances, Scene
 from plait.units import parse_whole
 
 _TRAINING, _CODEC = 0, 1
@@ -45,37 +41,16 @@ def play_data(
     *,
     steps: int = 3,
     collective: Estimate | None = None,
-    traces: Mapping[TraceKey, Trace] | None = None,
-    cross: Iterable[Cross] = (),
-    speeds: Mapping[str, Trace | float] | None = None,
-    jitter: float = 0.0,
-    switch_ms: float = 0.0,
-    seed: int = 0,
-    background: Sequence[Background] = (),
-    spans: int = 65_536,
-    name: str = "job",
+    **circumstances: Unpack[Circumstances],
 ) -> Played:
     """Play so many steps of a plan on the first devices of a cluster.
 
     ``collective`` is what averages gradients: anything with ``estimate_ms``, by default torch's ring, or the
-    codec of the plan's ``bits`` at the speed that it has on this machine. ``traces`` and ``cross`` are other
-    people's use of the network (:class:`plait.sim.network.Network`); ``speeds`` by name of the device, 1
-    where nothing is said; ``jitter`` and ``switch_ms`` are as in :class:`plait.sim.device.Device`.
+    codec of the plan's ``bits`` at the speed that it has on this machine. The rest is what
+    :class:`plait.sim.scene.Circumstances` has.
     """
     parse_whole(steps, setting="steps")
-    scene = Scene(
-        cluster,
-        plan.devices,
-        name=name,
-        traces=traces,
-        cross=cross,
-        speeds=speeds,
-        jitter=jitter,
-        switch_ms=switch_ms,
-        seed=seed,
-        background=background,
-        spans=spans,
-    )
+    scene = Scene(cluster, plan.devices, **circumstances)
     held = held_bytes(plan, profile)
     scene.check_memory(held)
     play = _Play(scene, plan, profile, reduction_of(collective, plan.bits), steps)

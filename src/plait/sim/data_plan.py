@@ -16,7 +16,7 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from plait.data import share
 from plait.destination import write_text
@@ -28,6 +28,7 @@ from plait.units import parse_whole
 FORMAT = "plait.plan.data/1"
 WIDTHS = (1, 2, 3, 4, 5, 6, 7, 8, 16, 32)
 """Bits that gradients may travel in."""
+BITS_WORK = '1 to 8, 16, 32, "auto" or None'
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,8 +40,9 @@ class DataPlan:
     devices: int
     batch: int
     """Rows of a step, on all devices together."""
-    bits: int | None = None
-    """That a number of a gradient takes on the wire; None leaves it to torch, in fp32."""
+    bits: int | Literal["auto"] | None = None
+    """That a number of a gradient takes on the wire; a run with ``"auto"`` chooses it layer by layer, None
+    leaves it to torch, in fp32."""
     bucket_bytes: int = 25 << 20
     """Gradients of at least so many bytes are averaged at once, as fp32 counts them."""
     first_bucket_bytes: int = 1 << 20
@@ -56,12 +58,8 @@ class DataPlan:
                 setting="batch",
                 works=f"{self.devices} or more",
             )
-        if self.bits is not None and self.bits not in WIDTHS:
-            raise UsageError(
-                f"gradients of {self.bits!r} bits",
-                setting="bits",
-                works="1 to 8, 16, 32, or None",
-            )
+        if self.bits is not None and not known_bits(self.bits):
+            raise UsageError(f"gradients of {self.bits!r} bits", setting="bits", works=BITS_WORK)
 
     @property
     def rows(self) -> tuple[int, ...]:
@@ -94,6 +92,11 @@ class DataPlan:
     def load(cls, path: str | Path) -> DataPlan:
         """Read a plan; an error names the file and the field."""
         return cls.from_json(read_json(path, works="what DataPlan.save writes"), source=str(path))
+
+
+def known_bits(bits: object) -> bool:
+    """Whether gradients may travel in them."""
+    return bits == "auto" or (isinstance(bits, int) and not isinstance(bits, bool) and bits in WIDTHS)
 
 
 @dataclass(frozen=True, kw_only=True)

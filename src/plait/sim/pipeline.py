@@ -8,14 +8,16 @@ other, each stage with its update between them, and speeds and rates may change 
     stage0  F0 F1 .. B0 F2 B1 F3 B2 .. B3 opt | F0 F1
     stage1  .. F0 B0 F1 B1 F2 B2 F3 B3 opt    | .. F0
 
+Weights that several stages hold are summed before they are updated (:mod:`plait.sim.summing`).
+
 A step is counted from one begin of the first stage to the next: its last backward is the last of all stages.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import NamedTuple
+from typing import NamedTuple, Unpack
 
 from plait.cluster import Cluster
 from plait.pipeline.candidate import Candidate
@@ -25,13 +27,10 @@ from plait.pipeline.orders import Kind
 from plait.pipeline.plan import PipelinePlan
 from plait.pipeline.validity import check
 from plait.profile import Profile
-from plait.sim.background import Background
-from plait.sim.network import Cross
 from plait.sim.played import Played
-from plait.sim.route import TraceKey
-from plait.sim.scene import Scene
+from plait.sim.scene import Circumstances, Scene
 from plait.sim.staging import Staging
-from plait.sim.trace import Trace
+from plait.sim.summing import Summing
 from plait.units import parse_whole
 
 
@@ -41,47 +40,20 @@ def play_pipeline(
     cluster: Cluster,
     *,
     steps: int = 3,
-    traces: Mapping[TraceKey, Trace] | None = None,
-    cross: Iterable[Cross] = (),
-    speeds: Mapping[str, Trace | float] | None = None,
-    jitter: float = 0.0,
-    switch_ms: float = 0.0,
-    seed: int = 0,
-    background: Sequence[Background] = (),
-    spans: int = 65_536,
-    name: str = "job",
+    **circumstances: Unpack[Circumstances],
 ) -> Played:
     """Play so many steps of a plan, its stages on the first devices of a cluster.
 
-    ``traces`` and ``cross`` are other people's use of the network (:class:`plait.sim.network.Network`);
-    ``speeds`` by name of the device, 1 where nothing is said; ``jitter`` and ``switch_ms`` are as in
-    :class:`plait.sim.device.Device`.
+    The rest is what :class:`plait.sim.scene.Circumstances` has.
     """
     parse_whole(steps, setting="steps")
     check(plan.order)
     staging = Staging.of(plan, profile)
-    scene = Scene(
-        cluster,
-        staging.stages,
-        name=name,
-        track="stage",
-        traces=traces,
-        cross=cross,
-        speeds=speeds,
-        jitter=jitter,
-        switch_ms=switch_ms,
-        seed=seed,
-        background=background,
-        spans=spans,
-    )
+    scene = Scene(cluster, staging.stages, track="stage", **circumstances)
     candidate = plan.candidate
     held = peak_bytes(candidate, staging.memories(candidate.rows))
     scene.check_memory(held)
-    stages, steps_ms, loads = (
-        Stages(scene, staging.optimizer_ms),
-        list[float](),
-        staging.loads(candidate.rows),
-    )
+    stages, steps_ms, loads = Stages(scene, staging), list[float](), staging.loads(candidate.rows)
 
     def following(step_ms: float) -> None:
         steps_ms.append(step_ms)
@@ -123,8 +95,9 @@ class Message(NamedTuple):
 class Stages:
     """The stages of a pipeline, and the step that they are in."""
 
-    def __init__(self, scene: Scene, optimizer_ms: Sequence[float]) -> None:
-        self.scene, self._optimizer_ms = scene, optimizer_ms
+    def __init__(self, scene: Scene, staging: Staging) -> None:
+        self.scene, self._optimizer_ms = scene, staging.optimizer_ms
+        self._summing = Summing(scene, staging.shared, self._update)
         self.passed: list[Passed] = []
         self.messages: list[Message] = []
         """Of the step under way, or of the last."""
@@ -216,7 +189,7 @@ class Stages:
                 self._outgoing.append((wire, micro_batch))
         if self._backwards[stage] == self._order.micro_batches:
             self._running[stage] = self._updating[stage] = True
-            self._compute(stage, "optimizer", self._optimizer_ms[stage], partial(self._updated, stage))
+            self._summing.ready(stage)
         self._touch(stage)
 
     def _send(self, wire: int, micro_batch: int) -> None:
@@ -242,6 +215,9 @@ class Stages:
         stage = link + 1 - backward
         (self._gradients if backward else self._inputs)[stage] += 1
         self._touch(stage)
+
+    def _update(self, stage: int) -> None:
+        self._compute(stage, "optimizer", self._optimizer_ms[stage], partial(self._updated, stage))
 
     def _updated(self, stage: int) -> None:
         """A stage has ended its step; the first goes on with the next, if there is one."""

@@ -11,10 +11,11 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import Literal, Protocol, runtime_checkable
 
 from plait.collective import Link, ring_ms
-from plait.compress.codec import Cast, Codec, Exact, Quantizer
+from plait.compress.codec import Codec, Exact
+from plait.compress.compression import Compression
 from plait.compress.layout import Piece
 from plait.compress.price import Pace, Speed, measure_speed, price_ms
 from plait.compress.settings import Settings
@@ -105,13 +106,11 @@ class Coded:
 
 
 def codec_of(bits: int) -> Codec:
-    """What numbers of so many bits travel in."""
-    if bits == 32:
-        return Exact()
-    return Cast("fp16") if bits == 16 else Quantizer(bits=bits)
+    """What gradients travel in at a width, as ``plait.compress.attach`` has it."""
+    return Compression(bits=bits).codec_at(bits)
 
 
-def reduction_of(collective: Estimate | None, bits: int | None) -> Reduction:
+def reduction_of(collective: Estimate | None, bits: int | Literal["auto"] | None) -> Reduction:
     """The costs of a collective; without one, those of torch's ring, or of the codec with so many bits.
 
     A ``CompressedCollective`` is priced by its codec. Of any other that is no :class:`Reduction`, its own
@@ -121,6 +120,12 @@ def reduction_of(collective: Estimate | None, bits: int | None) -> Reduction:
     if isinstance(collective, Reduction):
         return collective
     if collective is None:
+        if bits == "auto":
+            raise UsageError(
+                "bits that a run chooses layer by layer have no price by themselves",
+                setting="collective",
+                works="the collective of the option that was planned, or bits=4",
+            )
         return Ring() if bits is None else Coded(codec=codec_of(bits))
     if not hasattr(collective, "estimate_ms"):
         raise UsageError(
@@ -129,7 +134,7 @@ def reduction_of(collective: Estimate | None, bits: int | None) -> Reduction:
             works="an object with estimate_ms(bytes, world, link)",
         )
     width = getattr(collective, "bits", bits)
-    codec = getattr(collective, "codec", None) or codec_of(32 if width is None else width)
+    codec = getattr(collective, "codec", None) or codec_of(width if isinstance(width, int) else 32)
     settings = getattr(collective, "settings", None)
     if isinstance(settings, Settings) and not getattr(collective, "decline", False):
         return Coded(codec=codec, chunk_bytes=settings.chunk_bytes)  # plait's own, whose price is known

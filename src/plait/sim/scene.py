@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from typing import TypedDict
 
 from plait.cluster import Cluster
 from plait.errors import UsageError
@@ -16,6 +17,25 @@ from plait.sim.trace import Trace
 from plait.units import format_bytes
 
 
+class Circumstances(TypedDict, total=False):
+    """What a job meets that its plan does not know of, and how it is noted; the same for every player."""
+
+    name: str
+    """The job's."""
+    traces: Mapping[TraceKey, Trace] | None
+    cross: Iterable[Cross]
+    """Other people's use of the network, as :class:`plait.sim.network.Network` has it."""
+    speeds: Mapping[str, Trace | float] | None
+    """By name of the device; 1 where nothing is said."""
+    jitter: float
+    switch_ms: float
+    """Of devices, as :class:`plait.sim.device.Device` has them."""
+    seed: int
+    background: Sequence[Background]
+    spans: int
+    """That the timeline keeps, at most."""
+
+
 class Scene:
     """The first ``count`` devices of a cluster, and what lies between them."""
 
@@ -24,7 +44,7 @@ class Scene:
         cluster: Cluster,
         count: int,
         *,
-        name: str,
+        name: str = "job",
         track: str | None = None,
         traces: Mapping[TraceKey, Trace] | None = None,
         cross: Iterable[Cross] = (),
@@ -35,8 +55,8 @@ class Scene:
         background: Sequence[Background] = (),
         spans: int = 65_536,
     ) -> None:
-        """``name`` is the job's; ``track`` what the devices' tracks on the timeline are called, with a number
-        each, where not by their own names; the rest is as for the players."""
+        """``track`` is what the devices' tracks on the timeline are called, with a number each, where not by
+        their own names; the rest is what :class:`Circumstances` has."""
         if name in {work.name for work in background}:
             raise UsageError(
                 f"the job and its background are both called {name!r}",
@@ -69,7 +89,7 @@ class Scene:
                     f"device {device.name!r} would hold {format_bytes(held)}, "
                     f"and has {format_bytes(device.memory_bytes)}",
                     setting="devices.memory",
-                    works=f"{held} bytes, more devices, or a smaller batch",
+                    works=f"{-(-held // (1 << 20))}MiB, more devices, or a smaller batch",
                 )
 
     def played(

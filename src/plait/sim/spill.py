@@ -89,9 +89,9 @@ def play_spill(
 
 
 def _enough(loads: Iterable[Load], devices: int) -> int:
-    """Memory that is always enough: a unit at work and the next one, of the largest, on every device."""
+    """Memory that is always enough: a unit at work, of the largest, on every device."""
     sizes = sorted((_size(unit.needs) for load in loads for unit in _units(load)), reverse=True)
-    return sum(sizes[: 2 * devices])
+    return sum(sizes[:devices])
 
 
 def _size(needs: Needs) -> int:
@@ -141,6 +141,12 @@ class _Store:
             self.present.move_to_end(key)
         return max((self.present[key].there_ms for key in needs), default=0.0)
 
+    def has_room(self, needs: Needs, pinned: set[Key]) -> bool:
+        """Whether segments fit beside what must stay."""
+        sizes = {key: segment.size for key, segment in self.present.items() if key in pinned}
+        sizes |= {key: size for key, (size, _) in needs.items()}
+        return sum(sizes.values()) <= self.memory.capacity_bytes
+
     def change(self, needs: Needs) -> None:
         """A unit that needed these has ended."""
         for key, (_, changes) in needs.items():
@@ -157,10 +163,10 @@ class _Store:
                 room_ms = self.disk.write(_named(other), segment.size)
         if not self._fits(size):
             raise UsageError(
-                f"units at work and to come need {format_bytes(self.memory.used_bytes + size)} of "
+                f"units at work need {format_bytes(self.memory.used_bytes + size)} of "
                 f"{format_bytes(int(self.memory.capacity_bytes))} of memory",
                 setting="memory_bytes",
-                works=format_bytes(self._works),
+                works=f"{-(-self._works // 2**20)}MiB",
             )
         self.memory.hold(size)
         self.present[key] = _Segment(size, self.disk.read(_named(key), size, earliest_ms=room_ms))
@@ -297,30 +303,34 @@ class _Game:
 
     def _choose(self, index: int, slot: _Slot) -> None:
         name = self.policy.choose(self._view(index, slot))
+        needs: Needs = {}
         if name is not None:
             slot.next = self.tasks[name]
             slot.next.device = index
-            self.store.bring(slot.next.unit.needs, self._pinned())
+            needs = slot.next.unit.needs
         elif slot.running is not None:
-            self.store.bring(slot.running.needs_next, self._pinned())
+            needs = slot.running.needs_next
+        if self.store.has_room(needs, self._pinned()):  # else it comes when its unit is to begin
+            self.store.bring(needs, self._pinned())
 
     def _view(self, index: int, slot: _Slot) -> View:
         now = None if slot.running is None else slot.running.load.name
         jobs = tuple(task.view(self.store.present) for task in self.tasks.values())
         return View(device=index, devices=len(self.slots), now=now, jobs=jobs)
 
-    def _pinned(self) -> set[Key]:
-        """What units need that run or are to run next."""
+    def _pinned(self, *, to_come: bool = True) -> set[Key]:
+        """What units need that run, or are to run next."""
         return {
             key
             for slot in self.slots
-            for task in (slot.running, slot.next)
+            for task in (slot.running, slot.next if to_come else None)
             if task is not None
             for key in task.unit.needs
         }
 
     def _begin(self, index: int, slot: _Slot, task: _Task) -> None:
-        there_ms = self.store.bring(task.unit.needs, self._pinned())
+        needs = task.unit.needs
+        there_ms = self.store.bring(needs, self._pinned(to_come=self.store.has_room(needs, self._pinned())))
         slot.running, slot.next = task, None
         if there_ms <= self.simulation.now_ms:
             self._run(index)

@@ -11,6 +11,7 @@ from plait.pipeline.candidate import Candidate
 from plait.pipeline.events import Load
 from plait.pipeline.memory import StageMemory
 from plait.pipeline.plan import PipelinePlan
+from plait.pipeline.sharing import Sharing, copied, sharings, with_copies
 from plait.profile import Profile
 
 
@@ -53,9 +54,17 @@ class Staging:
 
     @property
     def optimizer_ms(self) -> tuple[float, ...]:
-        """By stage, the update of its weights."""
+        """By stage, the update of its weights, its copies of shared ones among them."""
         blocks = self.profile.blocks
-        return tuple(sum(b.optimizer_milliseconds for b in blocks[begin:end]) for begin, end in self._ranges)
+        return tuple(
+            sum(b.optimizer_milliseconds for b in (*blocks[begin:end], *copied(blocks, begin, end)))
+            for begin, end in self._ranges
+        )
+
+    @property
+    def shared(self) -> tuple[Sharing, ...]:
+        """Weights that several stages hold."""
+        return sharings(self.profile.blocks, self.ends)
 
     def memories(self, rows: int) -> tuple[StageMemory, ...]:
         """The sizes of each stage, what a pass needs for a moment being that of so many rows."""
@@ -72,22 +81,13 @@ class Staging:
                     transient_bytes=max(block.transient(rows) for block in its),
                 )
             )
-        return tuple(found)
+        return with_copies(found, self.profile.blocks, self.ends)
 
     def remarks(self, candidates: Sequence[Candidate]) -> tuple[str, ...]:
         """What the profile does not say of these, in words."""
         sizes = sorted({candidate.rows for candidate in candidates})
         found = [remark for rows in sizes if (remark := self.profile.extrapolates(rows)) is not None]
-        blocks = self.profile.blocks
-        holders: dict[str, list[int]] = {}
-        for stage, (begin, end) in enumerate(self._ranges):
-            for name in dict.fromkeys(name for block in blocks[begin:end] for name in block.tied):
-                holders.setdefault(name, []).append(stage)
-        for name, stages in holders.items():
-            if len(stages) > 1:
-                numbers = ", ".join(map(str, stages))
-                found.append(f"the sum of {name}'s gradients over stages {numbers} is not played")
-        return tuple(found)
+        return (*found, *(each.remark for each in self.shared))
 
     @property
     def _ranges(self) -> list[tuple[int, int]]:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from plait.errors import UsageError
 from plait.job import Job
-from plait.spill.handle import Fitting
+from plait.spill.handle import Fitting, OnStep
 from plait.spill.outcome import Outcomes
 from plait.spill.policies import PolicyName
 from plait.spill.progress import Show
@@ -30,6 +30,7 @@ def fit(
     weights: Mapping[str, str | Path] | None = None,
     timeline: Timeline | None = None,
     show: Show = None,
+    on_step: OnStep | None = None,
 ) -> Outcomes:
     """Train jobs within a budget of memory, and return what came of each.
 
@@ -54,6 +55,8 @@ def fit(
             Face saves it. Other jobs start from their seed.
         timeline: Records what every device computed and the disk moved.
         show: None shows a table on a terminal and lines elsewhere; False nothing; a function gets the lines.
+        on_step: Called between the steps of every job with its name, how many steps are done, and the last
+            one's loss; in another thread, and again for steps that are repeated after a crash.
     """
     given = as_list(jobs)
     check_jobs(given)
@@ -74,6 +77,7 @@ def fit(
         weights={} if weights is None else weights,
         timeline=timeline,
         show=show,
+        on_step=on_step,
     ) as fitting:
         fitting.add(given)
         return fitting.wait()

@@ -43,6 +43,8 @@ from plait.timeline import Timeline
 
 _LOCK = "run.lock"
 Result = TypeVar("Result")
+OnStep = Callable[[str, int, float], object]
+"""Told of a job's name, how many steps are done, and the last one's loss."""
 
 
 class Fitting:
@@ -51,7 +53,14 @@ class Fitting:
     Arguments are those of :func:`plait.spill.fit`.
     """
 
-    def __init__(self, *, timeline: Timeline | None = None, show: Show = None, **settings: Any) -> None:
+    def __init__(
+        self,
+        *,
+        timeline: Timeline | None = None,
+        show: Show = None,
+        on_step: OnStep | None = None,
+        **settings: Any,
+    ) -> None:
         if in_device():  # the script that runs this is being read for the functions of its jobs
             raise ScriptStop
         self.settings = Settings(**settings)
@@ -62,7 +71,7 @@ class Fitting:
         written first."""
         if timeline is not None and not isinstance(timeline, Timeline):
             raise UsageError(f"{timeline!r} is no timeline", setting="timeline", works="plait.Timeline()")
-        self._timeline = timeline
+        self._timeline, self._on_step = timeline, on_step
         self._progress = progress(show)
         self._record = Record(self.settings)
         self._stack = ExitStack()
@@ -379,6 +388,8 @@ class Fitting:
 
     def stepped(self, task: Task) -> Decision:
         """Between steps a task goes on, unless a selection says otherwise."""
+        if self._on_step is not None and task.head.losses:
+            self._on_step(task.name, task.head.step, task.head.losses[-1])
         return "continue" if self.decide is None else self.decide(task)
 
     def ended(self, task: Task) -> None:

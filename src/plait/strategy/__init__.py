@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from plait.strategy.comparison import Comparison as Comparison
     from plait.strategy.comparison import compare as compare
     from plait.strategy.demand import Demand as Demand
+    from plait.strategy.kept_plan import KeptPlan as KeptPlan
     from plait.strategy.measuring import profile_of as profile_of
     from plait.strategy.option import Option as Option
     from plait.strategy.planning import plan as plan
@@ -27,6 +28,7 @@ _HOME = {
     "Codecs": "plait.strategy.codecs",
     "Comparison": "plait.strategy.comparison",
     "Demand": "plait.strategy.demand",
+    "KeptPlan": "plait.strategy.kept_plan",
     "Option": "plait.strategy.option",
     "Placement": "plait.strategy.workload",
     "Way": "plait.strategy.workload",

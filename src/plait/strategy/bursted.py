@@ -57,7 +57,9 @@ def bursted(demand: Demand, site: Site, codecs: Codecs | None = None, bits: int 
     )
     # What packing costs may make another plan than the planner's fastest the fastest.
     tried = frontier.plans[:1] if codecs is None else _spread(frontier.plans)
-    options = [_option(here, site, plan, name, reduction, frontier.remarks, speed) for plan in tried]
+    sent, said = (None, ()) if codecs is None else (bits, codecs.remark)
+    said = (*frontier.remarks, *said)
+    options = [_option(here, site, plan, name, reduction, sent, said, speed) for plan in tried]
     return min(options, key=lambda option: option.step_ms or 0.0)
 
 
@@ -79,6 +81,7 @@ def _option(
     plan: BurstPlan,
     name: str,
     reduction: Reduction,
+    bits: int | None,
     remarks: tuple[str, ...],
     speed: float,
 ) -> Option:
@@ -109,6 +112,7 @@ def _option(
         },
         plan=plan,
         collective=reduction,
+        bits=bits if width > 1 else None,
         remarks=remarks,
     )
 

@@ -13,7 +13,7 @@ from plait.burst.burst_plan import BurstPlan
 from plait.burst.candidates import candidates
 from plait.cluster import Cluster
 from plait.errors import UsageError
-from plait.pipeline.balance import balance
+from plait.pipeline.planning import cut_to_fit
 from plait.spill.partition import smallest
 from plait.strategy.bursted import burst_bytes
 from plait.strategy.data import data_bytes
@@ -101,12 +101,12 @@ def _pipeline(demand: Demand, site: Site) -> bool:
     for stages in stages_worth_trying(most):
         for count in {min(factor * stages, demand.batch) for factor in (8, 4, 2, 1)}:
             try:
-                balance(
+                cut_to_fit(
                     demand.profile,
                     stages,
                     rows=-(-demand.batch // count),
                     micro_batches=count,
-                    memory_bytes=site.budgets[:stages],
+                    limits=site.budgets[:stages],
                 )
             except UsageError:
                 continue

@@ -1,20 +1,24 @@
 """How fast gradients are packed and unpacked on a device: measured here, or given for hardware elsewhere.
 
 The codec's compiled kernels are timed on plain arrays, so no torch is needed where they were built. What the
-processor does for a byte that is sent and one that is received is timed over the loopback device.
+processor does for a byte that is sent and one that is received is timed over the loopback device. Both are
+kept beside the profiles of jobs: measured twice, they would make two plans of one question.
 """
 
 from __future__ import annotations
 
 import functools
 import importlib.util
+import json
 import math
+import os
 import socket
 import time
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field, replace
 from itertools import pairwise
+from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
@@ -23,11 +27,14 @@ from numpy.typing import NDArray
 from plait.collective import Link
 from plait.compress import kernels
 from plait.compress.codec import Codec, Exact, Quantizer
-from plait.compress.compression import Compression
 from plait.compress.layout import Piece
 from plait.compress.price import Pace, Speed, measure_speed, price_ms
 from plait.errors import UsageError
+from plait.sim.reduction import codec_of
+from plait.strategy.measuring import cache_folder, digest_of, machine, versions
+from plait.units import format_bytes
 
+FORMAT = "plait.codecs/1"
 _SAMPLE = 1 << 20
 """Numbers that are packed: more than an inner cache holds."""
 _ROUNDS = 5
@@ -48,6 +55,8 @@ class Codecs:
     """Processor time for a byte sent and a byte received."""
     shares_device: bool = True
     """Whether this takes the core that computes, as on a CPU; False where a GPU's stream beside it does."""
+    source: str = field(default="", compare=False)
+    """Where the figures come from, in words; empty where they were given."""
 
     def __post_init__(self) -> None:
         figures = [getattr(speed, name) for speed in self.speeds.values() for name in _FIGURES]
@@ -61,9 +70,43 @@ class Codecs:
     def measure(cls, bits: Sequence[int] = (3, 4, 5, 6, 7, 8)) -> Codecs:
         """This machine's, of one core; measured once in a process, in about a tenth of a second."""
         return cls(
-            speeds={each: _measured(cast(Hashable, codec_at(each))) for each in bits},
+            speeds={each: _measured(cast(Hashable, codec_of(each))) for each in bits},
             busy_s_per_byte=_measured_busy(),
+            source="measured here, now",
         )
+
+    @classmethod
+    def kept(cls, directory: str | Path | None = None) -> Codecs:
+        """This machine's as they were measured first, so that plans made twice are the same.
+
+        They are kept beside the profiles of jobs (by default in the user's cache), under a digest of the
+        processor and of the versions of torch and plait; where nothing can be written, they are measured.
+        """
+        folder = cache_folder() if directory is None else Path(directory)
+        content = {"machine": machine(), "versions": versions(), "kernels": kernels.available()}
+        file = folder / f"codecs-{digest_of(content)[:16]}.json"
+        if (known := _read(file)) is not None:
+            return known
+        found = cls.measure()
+        data = {"format": FORMAT, "speeds": {bits: asdict(speed) for bits, speed in found.speeds.items()}}
+        text = json.dumps({**data, "busy_s_per_byte": found.busy_s_per_byte}, indent=1)
+        with suppress(OSError):
+            folder.mkdir(parents=True, exist_ok=True)
+            # Another process may be writing the same: each replaces the file as a whole.
+            part = file.with_name(f"{file.name}.{os.getpid()}")
+            part.write_text(text + "\n")
+            part.replace(file)
+            return replace(found, source=f"measured here, now, and kept in {file}")
+        return found
+
+    @property
+    def remark(self) -> tuple[str, ...]:
+        """What figures that were not given rest on."""
+        if not self.source:
+            return ()
+        speed = self.speed(min(self.speeds, key=lambda bits: abs(bits - 4)))
+        rate = format_bytes(1 / speed.pack_s_per_byte) if speed.pack_s_per_byte else "no time for"
+        return (f"gradients are packed at {rate}/s a core, {self.source}",)
 
     def speed(self, bits: int) -> Speed:
         """That of some bits."""
@@ -119,24 +162,19 @@ class Mixed:
         from plait.compress.collectives import CompressedCollective
 
         ((bits, _),) = self.parts
-        return CompressedCollective(codec=codec_at(bits)).all_reduce(tensor, group)
+        return CompressedCollective(codec=codec_of(bits)).all_reduce(tensor, group)
 
     def _price_ms(self, bytes: int, world: int, pace: Pace, chunk_bytes: int) -> float:
-        speeds: dict[Codec, Speed] = {codec_at(bits): self.codecs.speed(bits) for bits, _ in self.parts}
+        speeds: dict[Codec, Speed] = {codec_of(bits): self.codecs.speed(bits) for bits, _ in self.parts}
         return price_ms(self._pieces(bytes), world, pace, speeds, chunk_bytes=chunk_bytes)
 
     def _pieces(self, bytes: int) -> list[Piece]:
         count = -(-bytes // 4)
         ends = np.rint(np.cumsum([0.0, *(share for _, share in self.parts)]) * count).astype(int).tolist()
         return [
-            Piece(name=str(bits), count=end - begin, codec=codec_at(bits))
+            Piece(name=str(bits), count=end - begin, codec=codec_of(bits))
             for (bits, _), (begin, end) in zip(self.parts, pairwise(ends), strict=True)
         ]
-
-
-def codec_at(bits: int) -> Codec:
-    """What gradients travel in at a width, as ``plait.compress.attach`` has it."""
-    return Compression(bits=bits).codec_at(bits)
 
 
 # --- measuring ----------------------------------------------------------------------------------------
@@ -167,6 +205,19 @@ def _measured(codec: Any) -> Speed:
     # The fastest: whatever else the machine did is not the codec's.
     figures = [min(_timed(one) for _ in range(1 + _ROUNDS)) / (4 * _SAMPLE) for one in passes]
     return Speed(**dict(zip(_FIGURES, figures, strict=True)))
+
+
+def _read(file: Path) -> Codecs | None:
+    """What is kept in a file; None where there is none, or one that was half written."""
+    try:
+        data = json.loads(file.read_text())
+        return Codecs(
+            speeds={int(bits): Speed(**figures) for bits, figures in data["speeds"].items()},
+            busy_s_per_byte=data["busy_s_per_byte"],
+            source=f"measured here before and kept in {file}",
+        )
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, UsageError):
+        return None
 
 
 def _timed(action: Callable[[], None]) -> float:

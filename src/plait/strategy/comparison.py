@@ -11,6 +11,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
 from typing import Any, get_args
 
 from plait.cluster import Cluster
@@ -21,6 +23,7 @@ from plait.strategy.change import Change, changes
 from plait.strategy.codecs import Codecs
 from plait.strategy.data import automatic, compressed, plain
 from plait.strategy.demand import Demand
+from plait.strategy.figure import figure, milliseconds, readable
 from plait.strategy.option import Option, StrategyName
 from plait.strategy.pipelined import pipelined
 from plait.strategy.site import Site
@@ -50,7 +53,7 @@ class Comparison:
         for option in self.options:
             if option.name == name:
                 return option
-        known = ", ".join(option.name for option in self.options)
+        known = ", ".join(repr(option.name) for option in self.options)
         raise UsageError(f"there is no option {name!r}", setting="option", works=known)
 
     def to_json(self) -> dict[str, Any]:
@@ -80,6 +83,7 @@ def compare(
     codecs: Codecs | None = None,
     background: Demand | None = None,
     process_bytes: int = 0,
+    directory: str | Path | None = None,
 ) -> Comparison:
     """Compare the strategies for a model that was profiled.
 
@@ -88,10 +92,11 @@ def compare(
         memory: Bytes that a device may hold, where that is less than it has.
         optimizer: ``"sgd"``, ``"momentum"`` or ``"adam"``: whose state to count in place of the profile's.
         strategies: Those to look at.
-        codecs: How fast the devices pack gradients; None measures this machine's processor, where the
+        codecs: How fast the devices pack gradients; None measures this machine's processor, once, where the
             cluster's devices are CPUs, and looks at no compressed option where they are not.
         background: What would run on devices that are idle; None is another job like this one.
         process_bytes: What a worker's process holds by itself, which comes off every device's memory.
+        directory: Where what was measured is kept; None is a folder in the user's cache.
     """
     demand = Demand(
         name=name or profile.model or "job",
@@ -108,6 +113,7 @@ def compare(
         codecs=codecs,
         background=background,
         process_bytes=process_bytes,
+        directory=directory,
     )
 
 
@@ -119,16 +125,27 @@ def compare_demand(
     codecs: Codecs | None = None,
     background: Demand | None = None,
     process_bytes: int = 0,
+    directory: str | Path | None = None,
 ) -> Comparison:
     """The same for a job as planning sees it; one that asks for a strategy gets no other."""
+    check_cluster(cluster)
     for strategy in strategies:
         if strategy not in STRATEGIES:
             raise UsageError(
                 f"there is no strategy {strategy!r}", setting="strategies", works=", ".join(STRATEGIES)
             )
     site = Site(cluster=cluster, memory_bytes=demand.memory_bytes, process_bytes=process_bytes)
-    options = options_of(demand, site, strategies=wanted(demand, strategies), codecs=codecs)
+    options = options_of(
+        demand, site, strategies=wanted(demand, strategies), codecs=codecs, directory=directory
+    )
     return concluded(demand, site, options, background=background)
+
+
+def check_cluster(cluster: object) -> None:
+    """Refuse what is none, such as the name of a file."""
+    if not isinstance(cluster, Cluster):
+        works = f"Cluster.load({str(cluster)!r})" if isinstance(cluster, str | Path) else "Cluster.detect()"
+        raise UsageError(f"{cluster!r} is no cluster", setting="cluster", works=works)
 
 
 def wanted(demand: Demand, strategies: Sequence[StrategyName]) -> tuple[StrategyName, ...]:
@@ -161,7 +178,7 @@ def concluded(
         chosen=chosen,
         why=_refusal(demand, options, found) if chosen is None else _reason(demand, chosen, options),
         changes=found,
-        remarks=demand.remarks,
+        remarks=(*demand.remarks, *site.elsewhere(demand.profile)),
     )
 
 
@@ -171,21 +188,23 @@ def options_of(
     *,
     strategies: Sequence[StrategyName],
     codecs: Codecs | None = None,
+    directory: str | Path | None = None,
     exactly: bool = False,
     at_once: int = 1,
 ) -> tuple[Option, ...]:
     """Every option of some strategies; one that cannot be had says why.
 
     Each takes as many of the devices as pay; with ``exactly``, data parallelism and pipelines take all.
-    ``at_once`` jobs share the disk where they spill.
+    ``at_once`` jobs share the disk where they spill. Codecs that are not given are kept in ``directory``.
     """
+    packed = partial(packing, site, codecs, directory)
     makers: list[tuple[StrategyName, str, Callable[[], Option]]] = [
         ("data", "data, fp32", lambda: plain(demand, site, exactly=exactly)),
-        ("data", "data, 4 bits", lambda: compressed(demand, site, packing(site, codecs), exactly=exactly)),
-        ("data", "data, auto", lambda: automatic(demand, site, packing(site, codecs), exactly=exactly)),
+        ("data", "data, 4 bits", lambda: compressed(demand, site, packed(), exactly=exactly)),
+        ("data", "data, auto", lambda: automatic(demand, site, packed(), exactly=exactly)),
         ("pipeline", "pipeline", lambda: pipelined(demand, site, exactly=exactly)),
         ("burst", "burst", lambda: bursted(demand, site)),
-        ("burst", "burst, 4 bits", lambda: bursted(demand, site, packing(site, codecs))),
+        ("burst", "burst, 4 bits", lambda: bursted(demand, site, packed())),
         ("spill", "spill", lambda: spilled(demand, site, at_once=at_once)),
     ]
     found = []
@@ -196,23 +215,28 @@ def options_of(
             found.append(make())
         except UsageError as error:
             refused = Option(
-                strategy=strategy, name=name, batch=demand.batch, why_not=error.what, works=error.works
+                strategy=strategy,
+                name=name,
+                batch=demand.batch,
+                why_not=error.what,
+                works=readable(error.works),
             )
             found.append(refused)
     return tuple(found)
 
 
-def packing(site: Site, codecs: Codecs | None) -> Codecs:
-    """How fast gradients are packed there: as given, or as measured here."""
+def packing(site: Site, codecs: Codecs | None, directory: str | Path | None = None) -> Codecs:
+    """How fast gradients are packed there: as given, or as measured here once and kept in a directory."""
     if codecs is not None:
         return codecs
     if not site.on_cpu:
         raise UsageError(
             "how fast a GPU of this cluster packs gradients is not known",
             setting="codecs",
-            works="codecs=Codecs(speeds={4: Speed(...)}, shares_device=False)",
+            works="from Python, plait.strategy.compare(codecs=Codecs(speeds={4: Speed(...)}, "
+            "shares_device=False))",
         )
-    return Codecs.measure()
+    return Codecs.kept(directory)
 
 
 def with_background(option: Option, other: Demand, site: Site, *, jobs: int = 1) -> Option:
@@ -249,8 +273,8 @@ def _reason(demand: Demand, chosen: Option, options: Sequence[Option]) -> str:
     step_ms = chosen.step_ms or 0.0
     count = f"{chosen.devices} device{'s' * (chosen.devices > 1)}"
     head = (
-        f"{chosen.name} on {count} takes {_ms(step_ms)} a step of {demand.batch} rows "
-        f"({chosen.samples_per_s:.4g} samples/s)"
+        f"{chosen.name} on {count} takes {milliseconds(step_ms)} a step of {demand.batch} rows "
+        f"({figure(chosen.samples_per_s)} samples/s)"
     )
     others = [option for option in options if option.feasible and option.name != chosen.name]
     if not others:
@@ -264,12 +288,15 @@ def _reason(demand: Demand, chosen: Option, options: Sequence[Option]) -> str:
         key=lambda entry: entry[1],
         default=("", 0.0),
     )
-    said = f", {factor:.3g} times as fast as {second.name} ({_ms(second.step_ms or 0.0)}"
-    if part and part_ms > 0:
-        said += f", {_ms(part_ms)} more of it {_PARTS[part]}"
+    times = "" if factor < _NOTED else f"{factor:.3g} times "
+    said = f", {times}as fast as {second.name} ({milliseconds(second.step_ms or 0.0)}"
+    if part and part_ms > (_NOTED - 1) * step_ms:
+        said += f", {milliseconds(part_ms)} more of it {_PARTS[part]}"
     return f"{head}{said})"
 
 
+_NOTED = 1.005
+"""A factor below this is none: it would be said to be 1."""
 _PARTS = {
     "compute": "computing",
     "codec": "for packing",
@@ -278,10 +305,6 @@ _PARTS = {
     "moving": "moving rows",
     "optimizer": "in the optimizer",
 }
-
-
-def _ms(time_ms: float) -> str:
-    return f"{time_ms:.4g} ms" if time_ms < 1e4 else f"{time_ms / 1e3:.4g} s"
 
 
 def _refusal(demand: Demand, options: Sequence[Option], found: Sequence[Change]) -> str:

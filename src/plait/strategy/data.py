@@ -34,10 +34,10 @@ from plait.errors import UsageError
 from plait.profile import Profile
 from plait.sim.data import ring_link
 from plait.sim.data_plan import DataPlan, buckets
-from plait.sim.reduction import Reduction, Ring
-from plait.strategy.codecs import Codecs, Mixed, codec_at
+from plait.sim.reduction import Reduction, Ring, codec_of
+from plait.strategy.codecs import Codecs, Mixed
 from plait.strategy.demand import Demand
-from plait.strategy.option import Option
+from plait.strategy.option import Bits, Option
 from plait.strategy.overlap import Overlap, Piece, overlap
 from plait.strategy.site import Site, covering, enough
 from plait.units import format_bytes
@@ -61,18 +61,24 @@ def compressed(
 ) -> Option:
     """Data parallelism with gradients in some bits."""
     reduction = Mixed(parts=((bits, 1.0),), codecs=codecs)
-    kind = _Kind(name=f"data, {bits} bits", bits=bits, reduction=reduction, least=2)
+    kind = _Kind(name=f"data, {bits} bits", bits=bits, reduction=reduction, least=2, said=codecs.remark)
     return _best(demand, site, kind, exactly)
 
 
 def automatic(demand: Demand, site: Site, codecs: Codecs, *, exactly: bool = False) -> Option:
     """Data parallelism with bits chosen layer by layer, or fp32 where that is faster."""
-    chosen = allocation(demand.profile)
-    if chosen is None:
+    reduction = mixed(demand.profile, codecs)
+    if reduction is None:
         return _refused(demand, "data, auto", "the model has no weights whose gradients could be compressed")
-    reduction = Mixed(parts=_parts(demand.profile, chosen), codecs=codecs)
     kinds = [
-        _Kind(name="data, auto", bits=BITS, reduction=reduction, least=2, feedback=True, said=(_ASSUMED,)),
+        _Kind(
+            name="data, auto",
+            bits="auto",
+            reduction=reduction,
+            least=2,
+            feedback=True,
+            said=(_ASSUMED, *codecs.remark),
+        ),
         _Kind(name="data, auto", bits=None, reduction=Ring(), least=2, feedback=True, said=(_DECLINED,)),
     ]
     options = [_best(demand, site, kind, exactly) for kind in kinds]
@@ -86,7 +92,7 @@ _DECLINED = "fp32 is faster here, so auto leaves gradients uncompressed"
 @dataclass(frozen=True, kw_only=True)
 class _Kind:
     name: str
-    bits: int | None
+    bits: Bits
     reduction: Reduction
     least: int
     """Devices."""
@@ -199,6 +205,7 @@ def _option(demand: Demand, site: Site, kind: _Kind, table: _Table, count: int) 
         idle_ms={name: idle_ms if i < count else step_ms for i, name in enumerate(site.names)},
         plan=plan,
         collective=kind.reduction,
+        bits=kind.bits,
         remarks=(*kind.said, *covering(profile, [min(rows), max(rows)])),
     )
 
@@ -256,7 +263,7 @@ def _refused(demand: Demand, name: str, why: str, works: str | None = None) -> O
 
 @functools.lru_cache(maxsize=4096)
 def _layer(count: int, name: str, widths: tuple[int, ...]) -> LayerError:
-    codecs = [codec_at(bits) for bits in widths]
+    codecs = [codec_of(bits) for bits in widths]
     made = [codec.estimate(count) for codec in codecs]
     return LayerError(
         name=name,
@@ -283,12 +290,16 @@ def allocation(profile: Profile) -> Allocation | None:
     return allocate(layers, alpha, reference_bits=adaptation.reference_bits, states=256)
 
 
-def _parts(profile: Profile, chosen: Allocation) -> tuple[tuple[int, float], ...]:
-    """The shares of all numbers by bits."""
+def mixed(profile: Profile, codecs: Codecs) -> Mixed | None:
+    """What sends gradients in the bits that auto would choose; None without weights."""
+    chosen = allocation(profile)
+    if chosen is None:
+        return None
     counts: Counter[int] = Counter()
     for block in profile.blocks:
         if block.parameter_bytes:
             bits = chosen.bits[block.name]
             counts[_TINY_BITS if bits is None else bits] += block.parameter_bytes
     total = sum(counts.values())
-    return tuple((bits, size / total) for bits, size in sorted(counts.items()))
+    parts = tuple((bits, size / total) for bits, size in sorted(counts.items()))
+    return Mixed(parts=parts, codecs=codecs)

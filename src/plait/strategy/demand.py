@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, get_args
 
 from plait.data import share
@@ -12,7 +13,7 @@ from plait.job import Job, Priority, Strategy
 from plait.profile import Profile
 from plait.units import parse_whole
 
-STATES = {"sgd": 0, "momentum": 1, "adam": 2}
+STATES = {"sgd": 0, "momentum": 1, "adam": 2, "adamw": 2}
 """Numbers that an optimizer keeps for each parameter."""
 
 
@@ -35,6 +36,15 @@ class Demand:
     """Gradients are clipped by their norm, so no update begins before the last gradient is there."""
 
     def __post_init__(self) -> None:
+        if not isinstance(self.profile, Profile):
+            works = (
+                f"Profile.load({str(self.profile)!r})"
+                if isinstance(self.profile, str | Path)
+                else "Profile.load(file)"
+            )
+            raise UsageError(
+                f"the profile of {self.name!r} is {self.profile!r}", setting="profile", works=works
+            )
         for name in ("batch", "steps", "accumulate"):
             parse_whole(getattr(self, name), setting=name)
         for name, choices in (("priority", get_args(Priority)), ("strategy", get_args(Strategy))):

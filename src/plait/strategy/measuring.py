@@ -47,7 +47,10 @@ def profile_of(
     file = folder / f"{job.name}-{digest(job, sizes)[:16]}.json"
     if file.exists():
         try:
-            return Profile.load(file)
+            found = Profile.load(file)
+            if progress is not None:
+                progress(f"{job.name}: as measured before, from {file}")
+            return found
         except FileError:  # one that was half written, or by another version
             file.unlink(missing_ok=True)
     make_folder(folder, setting="directory")
@@ -83,8 +86,13 @@ def digest(job: Job, sizes: Iterable[int]) -> str:
         "code": {name: _code(job, name) for name in ("model", "data", "inputs", "collate")},
         "sizes": list(sizes),
         "machine": machine(),
-        "versions": [_version("torch"), _version("plait")],
+        "versions": versions(),
     }
+    return digest_of(content)
+
+
+def digest_of(content: object) -> str:
+    """Of plain data."""
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
@@ -123,11 +131,15 @@ def _code(job: Job, field: str) -> str | None:
         return None
 
 
-def _version(package: str) -> str:
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return ""
+def versions() -> list[str]:
+    """Of torch and plait; empty where one is not installed."""
+    found = []
+    for package in ("torch", "plait"):
+        try:
+            found.append(importlib.metadata.version(package))
+        except importlib.metadata.PackageNotFoundError:
+            found.append("")
+    return found
 
 
 def _measure(

@@ -9,6 +9,8 @@ from typing import Any, Literal, Protocol
 from plait.sim.reduction import Reduction
 
 StrategyName = Literal["data", "pipeline", "burst", "spill"]
+Bits = int | Literal["auto"] | None
+"""What a number of a gradient travels in; ``"auto"`` is chosen layer by layer, None is fp32."""
 
 
 class Plan(Protocol):
@@ -45,6 +47,9 @@ class Option:
     plan: Plan | None = None
     collective: Reduction | None = None
     """What reduces gradients, and what that costs; None where none are."""
+    bits: Bits = None
+    """What a runtime is to send gradients in: a number, or ``"auto"``; None where it leaves them as they are
+    (where ``auto`` declined too) or sends none."""
     why_not: str | None = None
     """Why it cannot be had, with the numbers."""
     works: str | None = None
@@ -86,6 +91,7 @@ class Option:
         """The option as plain data, its plan too."""
         return {
             "strategy": self.strategy,
+            "bits": self.bits,
             "name": self.name,
             "feasible": self.feasible,
             "why_not": self.why_not,

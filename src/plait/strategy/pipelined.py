@@ -3,9 +3,12 @@
 Every number of stages is planned with 1F1B, which takes little to predict and holds least; for the two that
 are fastest so, all orders are looked at, with half, as many and twice as many micro-batches.
 
-The step is the plan's forecast and, after it, the optimizer of the stage that takes longest. What a stage
-holds is that of :mod:`plait.pipeline.memory`: its weights, gradients and optimizer state, the activations of
-the micro-batches in flight, what is being received and sent, and the largest transient.
+A stage updates its weights when it has its gradients, while stages before it still go back; only the first
+one's update follows on all. So a step is the plan's forecast and the first stage's update, unless another's
+is so long that the next step waits for it. What of that comes out, the simulator says, which plays the plans
+among which the last choice is made. What a stage holds is that of :mod:`plait.pipeline.memory`: its weights,
+gradients and optimizer state, copies of weights that it shares, the activations of the micro-batches in
+flight, what is being received and sent, and the largest transient.
 """
 
 from __future__ import annotations
@@ -18,7 +21,10 @@ from plait.pipeline.orders import Family
 from plait.pipeline.plan import PipelinePlan
 from plait.pipeline.planning import plan as planned
 from plait.pipeline.search import ladder
+from plait.sim.pipeline import play_pipeline
+from plait.sim.staging import Staging
 from plait.strategy.demand import Demand
+from plait.strategy.figure import readable
 from plait.strategy.option import Option
 from plait.strategy.site import Site, covering
 
@@ -57,11 +63,13 @@ def pipelined(demand: Demand, site: Site, *, exactly: bool = False) -> Option:
             name="pipeline",
             batch=demand.batch,
             why_not=refused.what,
-            works=refused.works,
+            works=readable(refused.works),
         )
     best = sorted(found, key=lambda stages: _step_ms(found[stages]))[:_REFINED]
     options = [found[best[0]], *(_refined(demand, site, found[stages]) for stages in best)]
-    return min(options, key=_step_ms)
+    plans = dict.fromkeys(option.plan for option in options)
+    played = [_option(demand, site, plan, play=True) for plan in plans if isinstance(plan, PipelinePlan)]
+    return min(played, key=_step_ms)
 
 
 def _step_ms(option: Option) -> float:
@@ -74,7 +82,7 @@ def _refined(demand: Demand, site: Site, option: Option) -> Option:
     plan = option.plan
     assert isinstance(plan, PipelinePlan), "an option of this strategy"
     stages, count = len(plan.stages), plan.order.micro_batches
-    counts = sorted({max(1, count // 2), count, min(2 * count, demand.batch)})
+    counts = sorted({max(stages, count // 2), count, min(2 * count, demand.batch)})
     large = stages * counts[-1] > _MANY_PASSES
     families = _ORDERS[:1] if large else _ORDERS
     return _option(demand, site, _planned(demand, site, stages, counts, families))
@@ -104,18 +112,16 @@ def _planned(
     )
 
 
-def _option(demand: Demand, site: Site, plan: PipelinePlan) -> Option:
-    blocks, stages = demand.profile.blocks, len(plan.stages)
-    updates_ms = [
-        sum(block.optimizer_milliseconds for block in blocks[stage.first : stage.end]) / speed
-        for stage, speed in zip(plan.stages, site.speeds, strict=False)
-    ]
-    optimizer_ms = max(updates_ms)
+def _option(demand: Demand, site: Site, plan: PipelinePlan, *, play: bool = False) -> Option:
+    staging, stages = Staging.of(plan, demand.profile), len(plan.stages)
+    updates_ms = [ms / speed for ms, speed in zip(staging.optimizer_ms, site.speeds, strict=False)]
     forecast = plan.forecast
-    step_ms = forecast.step_ms + optimizer_ms
-    crossing = wire_bytes_per_row(blocks)
+    step_ms = forecast.step_ms + updates_ms[0]
+    if play:
+        step_ms = play_pipeline(plan, demand.profile, site.cluster, spans=1).step_ms()
+    crossing = wire_bytes_per_row(demand.profile.blocks)
     sent = 2.0 * demand.batch * sum(crossing[cut] for cut in plan.cuts)
-    # The first gradients of a step are there long before the last: a stage updates when it has its own.
+    sent += sum(each.wire_bytes for each in staging.shared)
     free_ms = [
         step_ms - busy_ms - update_ms for busy_ms, update_ms in zip(forecast.busy_ms, updates_ms, strict=True)
     ]
@@ -131,12 +137,15 @@ def _option(demand: Demand, site: Site, plan: PipelinePlan) -> Option:
         wire_bytes=sent,
         parts_ms={
             "compute": forecast.busy_ms[busiest],
-            "waiting": forecast.step_ms - forecast.busy_ms[busiest],
-            "optimizer": optimizer_ms,
+            "waiting": step_ms - updates_ms[busiest] - forecast.busy_ms[busiest],
+            "optimizer": updates_ms[busiest],
         },
         idle_ms={
             name: free_ms[place] if place < stages else step_ms for place, name in enumerate(site.names)
         },
         plan=plan,
-        remarks=covering(demand.profile, [least or 1, least + bool(more)]),
+        remarks=(
+            *covering(demand.profile, [least or 1, least + bool(more)]),
+            *(each.remark for each in staging.shared),
+        ),
     )

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 from plait.cluster import Cluster
 from plait.errors import UsageError
 from plait.job import Job
 from plait.profile import Profile
 from plait.strategy.codecs import Codecs
-from plait.strategy.comparison import STRATEGIES, Comparison, compare_demand
+from plait.strategy.comparison import STRATEGIES, Comparison, check_cluster, compare_demand
 from plait.strategy.demand import Demand
 from plait.strategy.option import StrategyName
 from plait.strategy.table import Table
@@ -44,33 +44,31 @@ def plan(
         objective: ``"makespan"``: the last foreground job is to end as early as can be. ``"throughput"``: as
             many samples a second as can be, all jobs together, background work included.
         strategies: Those to look at, for jobs that leave it open.
-        codecs: How fast the devices pack gradients; None measures this machine's processor.
+        codecs: How fast the devices pack gradients; None measures this machine's processor, once.
         process_bytes: What a worker's process holds by itself, which comes off every device's memory.
-        directory: Where measured profiles are kept; None is a folder in the user's cache.
+        directory: Where what was measured is kept; None is a folder in the user's cache.
         progress: Is told what is being measured.
     """
     if objective not in get_args(Objective):
         raise UsageError(
             f"there is no objective {objective!r}", setting="objective", works=", ".join(get_args(Objective))
         )
+    check_cluster(cluster)
     demands = _demands(jobs, cluster, profiles or {}, directory, progress)
+    asked: dict[str, Any] = {
+        "strategies": strategies,
+        "codecs": codecs,
+        "directory": directory,
+        "process_bytes": process_bytes,
+    }
     if len(demands) == 1:
-        compared = compare_demand(
-            demands[0], cluster, strategies=strategies, codecs=codecs, process_bytes=process_bytes
-        )
-        return _alone(compared, cluster, objective)
+        return _alone(compare_demand(demands[0], cluster, **asked), cluster, objective)
     foreground = [demand for demand in demands if demand.priority == "foreground"]
     background = [demand for demand in demands if demand.priority == "background"]
     if not foreground:  # nobody is to be preferred
         foreground, background = background, []
 
-    known = Table(
-        cluster,
-        background=background,
-        strategies=strategies,
-        codecs=codecs,
-        process_bytes=process_bytes,
-    )
+    known = Table(cluster, background=background, **asked)
     placeable = [demand for demand in foreground if known.options(demand)]
     spilling = [demand for demand in placeable if only_spills(known, demand)]
     if len(spilling) > 1:

@@ -26,6 +26,7 @@ class Site:
     """What a worker's process holds by itself; it comes off every budget."""
 
     def __post_init__(self) -> None:
+        assert self.speeds, "a cluster has devices"  # what is not known of them is said before anything else
         for name, budget in zip(self.names, self.budgets, strict=True):
             if budget <= 0:
                 raise UsageError(
@@ -68,6 +69,16 @@ class Site:
     def on_cpu(self) -> bool:
         """Whether what packs and sends takes the device's own core."""
         return any(device.kind == "cpu" for device in self.cluster.devices)
+
+    def elsewhere(self, profile: Profile) -> tuple[str, ...]:
+        """What to say of a profile that was measured on another kind of device."""
+        kinds = sorted({device.kind for device in self.cluster.devices} - {profile.device})
+        if not profile.device or not kinds:
+            return ()
+        return (
+            f"the profile was measured on {profile.device}, and the cluster has {' and '.join(kinds)}: times "
+            f"are those of {profile.device}; `plait profile` on such a device measures them",
+        )
 
     def slowest(self, count: int) -> float:
         """The speed of the slowest of the first devices."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from pathlib import Path
 
 from plait.cluster import Cluster
 from plait.pipeline.search import ladder
@@ -35,13 +36,14 @@ class Table:
         background: Sequence[Demand] = (),
         strategies: Sequence[StrategyName] = STRATEGIES,
         codecs: Codecs | None = None,
+        directory: str | Path | None = None,
         process_bytes: int = 0,
     ) -> None:
         self.cluster = cluster
         self.background, self._behind = (background[0] if background else None), max(1, len(background))
         self.counts = ladder(len(cluster.devices))
         self.process_bytes = process_bytes
-        self._strategies, self._codecs = strategies, codecs
+        self._strategies, self._codecs, self._directory = strategies, codecs, directory
         self._made: dict[tuple[Kind, int], tuple[Option, ...]] = {}
 
     def site(self, demand: Demand, count: int | None = None) -> Site:
@@ -57,7 +59,12 @@ class Table:
             if count > 1:  # it takes one device, whatever there is
                 names = tuple(name for name in names if name != "spill")
             self._made[key] = options_of(
-                demand, self.site(demand, count), strategies=names, codecs=self._codecs, exactly=True
+                demand,
+                self.site(demand, count),
+                strategies=names,
+                codecs=self._codecs,
+                directory=self._directory,
+                exactly=True,
             )
         return self._made[key]
 

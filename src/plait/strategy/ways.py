@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from itertools import combinations
 
 from plait.errors import UsageError
 from plait.strategy.alternated import Alternated, alternated
@@ -17,6 +18,8 @@ from plait.strategy.site import Site
 from plait.strategy.table import Table
 from plait.strategy.workload import Placement, Way
 
+_TOGETHER = "side by side"
+
 
 class Ways:
     """Makes the ways for jobs that each fit somehow."""
@@ -29,10 +32,12 @@ class Ways:
 
     def every(self) -> list[Way]:
         """All of them; where background jobs are, each with these in what it leaves."""
-        if not self.foreground:
-            return []
-        found = [self._finished(name, placements) for name, placements in self._all()]
-        return [way for way in found if way is not None]
+        found: dict[str, Way] = {}
+        for given, placements in self._all() if self.foreground else ():
+            name = _said(given, placements)
+            if name not in found:  # what comes first is the best of its name
+                found[name] = self._finished(name, placements)
+        return list(found.values())
 
     def bound_ms(self) -> float:
         """No way ends sooner. A job that takes turns with others may compute while their shards are read."""
@@ -61,7 +66,7 @@ class Ways:
         devices = len(self.names)
         jobs = self.foreground
         times = [self.table.times(demand) for demand in jobs]
-        yield "side by side", self._placed(shortest(times, devices), self.table.options)
+        yield _TOGETHER, self._placed(shortest(times, devices), self.table.options)
         if len(jobs) > 1:
             widths = [min(its, key=lambda k: (its[k], k)) for its in times]
             runs, now_ms = [], 0.0
@@ -71,7 +76,8 @@ class Ways:
                 now_ms += run.end_ms
             yield "one after another", self._placed(runs, self.table.options)
         rates = [self.table.rates(demand) for demand in jobs]
-        yield "side by side, by rate", self._placed(in_waves(times, rates, devices), self.table.options)
+        runs = in_waves(times, rates, devices)
+        yield f"{_TOGETHER}, by rate", self._placed(runs, self.table.options)
         if self.background:
             roomy = [self.table.roomy(demand) for demand in jobs]
             times = [
@@ -80,7 +86,7 @@ class Ways:
             ]
             rates = [{k: option.total_samples_per_s for k, option in its.items()} for its in roomy]
             runs = in_waves(times, rates, devices)
-            yield "side by side, with room for background work", self._placed(runs, self.table.roomy)
+            yield f"{_TOGETHER}, with room for background work", self._placed(runs, self.table.roomy)
         if len(jobs) > 1:
             yield from self._alternating()
 
@@ -124,7 +130,7 @@ class Ways:
                 for run in shortest(times, len(rest))
             ]
             placements = self._placed(runs, self.table.options)
-            name = f"alternated on {count}, side by side on {len(rest)}"
+            name = f"alternated on {count}, {_TOGETHER} on {len(rest)}"
             yield name, [*self._turns(self.spilling, turns), *placements]
 
     def _largest_host(self) -> list[int]:
@@ -226,6 +232,17 @@ class Ways:
         for place, end_ms in turns.items():
             found[place].append(Hole(start_ms=0.0, end_ms=end_ms, share=0.0, memory_bytes=0.0))
         return [gapless(its, memory) for its, memory in zip(found, full, strict=True)]
+
+
+def _said(name: str, placements: Sequence[Placement]) -> str:
+    """The name of a way, with "side by side" where jobs do run at the same time."""
+    together = any(
+        one.start_ms < other.end_ms and other.start_ms < one.end_ms
+        for one, other in combinations(placements, 2)
+    )
+    if together or not name.startswith(_TOGETHER):
+        return name
+    return ("alone" if len(placements) == 1 else "one after another") + name.removeprefix(_TOGETHER)
 
 
 def room(demand: Demand, table: Table) -> int:

@@ -3,7 +3,8 @@
 Four ways are looked at:
 
 - **side by side**: each foreground job on as many devices as the schedule gives it, in the option that is
-  fastest there (:mod:`plait.strategy.schedule`);
+  fastest there (:mod:`plait.strategy.schedule`); where that lets no two run at the same time, it is called
+  what it is: one after another, or alone;
 - **one after another**: each on the whole cluster, in the option that is fastest there;
 - **alternated**: all of them in shards that take turns on the devices of a host
   (:mod:`plait.strategy.alternated`);
@@ -27,6 +28,7 @@ from typing import Any, Literal
 
 from plait.cluster import Cluster
 from plait.strategy.comparison import Comparison
+from plait.strategy.figure import figure
 from plait.strategy.option import Option
 from plait.timeline import Span, Timeline
 
@@ -55,6 +57,8 @@ class Placement:
             "job": self.job,
             "how": self.how,
             "option": self.option.name,
+            "strategy": self.option.strategy,
+            "bits": self.option.bits,
             "step_ms": self.option.step_ms,
             "devices": list(self.devices),
             "start_ms": self.start_ms,
@@ -74,6 +78,19 @@ class Way:
     """When the last foreground job ends."""
     samples_per_s: float
     """What all jobs get through at the start, background work included."""
+
+    @cached_property
+    def timeline(self) -> Timeline:
+        """Devices as tracks, jobs as spans; background work on tracks of its own."""
+        spans = []
+        for placement in self.placements:
+            for device in placement.devices:
+                track = f"{device} (background)" if placement.how == "background" else device
+                name = f"{placement.job}: {placement.option.name}"
+                if placement.how == "alternated":
+                    track, name = f"{device} ({placement.job})", f"{placement.job}: alternated"
+                spans.append(Span(track, name, placement.start_ms, placement.end_ms))
+        return Timeline.of(spans)
 
     def to_json(self) -> dict[str, Any]:
         """As plain data."""
@@ -125,18 +142,10 @@ class WorkloadPlan:
         """What all jobs get through at the start."""
         return self.ways[0].samples_per_s if self.ways else 0.0
 
-    @cached_property
+    @property
     def timeline(self) -> Timeline:
-        """Devices as tracks, jobs as spans; background work on tracks of its own."""
-        spans = []
-        for placement in self.placements:
-            for device in placement.devices:
-                track = f"{device} (background)" if placement.how == "background" else device
-                name = f"{placement.job}: {placement.option.name}"
-                if placement.how == "alternated":
-                    track, name = f"{device} ({placement.job})", f"{placement.job}: alternated"
-                spans.append(Span(track, name, placement.start_ms, placement.end_ms))
-        return Timeline.of(spans)
+        """That of the way to take: devices as tracks, jobs as spans."""
+        return self.ways[0].timeline if self.ways else Timeline.of([])
 
     def placement(self, job: str) -> Placement:
         """That of a job."""
@@ -147,6 +156,7 @@ class WorkloadPlan:
         return {
             "format": FORMAT,
             "objective": self.objective,
+            "devices": [device.name for device in self.cluster.devices],
             "why": self.why,
             "makespan_ms": self.makespan_ms if self.ways else None,
             "bound_ms": self.bound_ms,
@@ -165,17 +175,22 @@ def describe(ways: Sequence[Way], objective: Objective, bound: float) -> str:
     foreground = [placement for placement in best.placements if placement.how != "background"]
     if objective == "makespan":
         text = (
-            f"{best.name}: {_jobs(len(foreground))} after {best.makespan_ms / 1e3:.4g} s, "
-            f"{best.makespan_ms / bound if bound else 1:.3g} times what no schedule beats"
+            f"{best.name}: {_jobs(len(foreground))} after {figure(best.makespan_ms / 1e3)} s, "
+            f"{_beyond(best.makespan_ms, bound)}"
         )
-        others = [f"{way.name} {way.makespan_ms / 1e3:.4g} s" for way in ways[1:]]
+        others = [f"{way.name} {figure(way.makespan_ms / 1e3)} s" for way in ways[1:]]
     else:
         text = (
-            f"{best.name}: {best.samples_per_s:.4g} samples/s at the start, "
+            f"{best.name}: {figure(best.samples_per_s)} samples/s at the start, "
             f"{100 * best.samples_per_s / bound if bound else 100:.3g}% of what nothing exceeds"
         )
-        others = [f"{way.name} {way.samples_per_s:.4g} samples/s" for way in ways[1:]]
+        others = [f"{way.name} {figure(way.samples_per_s)} samples/s" for way in ways[1:]]
     return f"{text} ({', '.join(others)})" if others else text
+
+
+def _beyond(makespan_ms: float, bound_ms: float) -> str:
+    factor = makespan_ms / bound_ms if bound_ms else 1.0
+    return "which no schedule beats" if factor < 1.005 else f"{factor:.3g} times what no schedule beats"
 
 
 def _jobs(count: int) -> str:

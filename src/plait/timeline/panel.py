@@ -88,10 +88,11 @@ class Panel:
     def _steps(self, steps: Sequence[tuple[float, float]], low: float, high: float) -> list[str]:
         """Two points a step, at its begin and its end."""
         points = []
-        for (at_ms, value), following in zip(steps, [*steps[1:], (self._end_ms, 0.0)], strict=True):
+        ends = [at_ms for at_ms, _ in steps[1:]] + [self._end_ms] * bool(steps)
+        for (at_ms, value), end_ms in zip(steps, ends, strict=True):
             level = (value - low) / (high - low) if high > low else 0.0
             y = self.y + (1 - level) * (_LINE - 4) + 2
-            points += [f"{self._x(at_ms):.5f} {y:.1f}", f"{self._x(following[0]):.5f} {y:.1f}"]
+            points += [f"{self._x(at_ms):.5f} {y:.1f}", f"{self._x(end_ms):.5f} {y:.1f}"]
         return points
 
     def _span(self, span: Span, y: float, colour: str) -> None:

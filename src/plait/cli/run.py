@@ -1,0 +1,152 @@
+"""``plait run``: train the jobs of a file, here or on a Ray cluster, or go on with a run that stopped."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from plait.cli import EXIT_FAILED
+
+if TYPE_CHECKING:
+    from plait.engine.running import Run
+
+EXIT_INTERRUPTED = 130
+
+
+def run(
+    file: Annotated[Path | None, typer.Argument(help="A jobs file: a .py, or a .json with one job.")] = None,
+    resume: Annotated[Path | None, typer.Option(help="Go on with a run: its directory.")] = None,
+    directory: Annotated[
+        Path | None, typer.Option(help="Of the new run (default: runs/ and the job's name).")
+    ] = None,
+    engine: Annotated[str, typer.Option(help="local or ray.")] = "local",
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the plan, and stop there.")] = False,
+    emit: Annotated[
+        str | None,
+        typer.Option(
+            help="Write files that start the same workers, and stop there: slurm, kubernetes, torchrun."
+        ),
+    ] = None,
+    strategy: Annotated[
+        str, typer.Option(help="auto, data, pipeline, burst or spill, for jobs that leave it open.")
+    ] = "auto",
+    compress: Annotated[
+        str | None, typer.Option(help="Bits of gradients on the wire: 1 to 8, or auto (default: the plan's).")
+    ] = None,
+    objective: Annotated[str, typer.Option(help="Of several jobs: makespan or throughput.")] = "makespan",
+    cluster: Annotated[Path | None, typer.Option(help="A cluster file (default: this machine).")] = None,
+    devices: Annotated[int | None, typer.Option(help="How many of this machine's devices to use.")] = None,
+    memory: Annotated[str | None, typer.Option(help="Memory of each device, such as 2GiB.")] = None,
+    save_every: Annotated[
+        int | None, typer.Option(help="Steps between checkpoints (default: about 30 seconds).")
+    ] = None,
+    max_slowdown: Annotated[
+        float, typer.Option(help="What a foreground step may take beside background jobs, of it alone.")
+    ] = 1.05,
+    restarts: Annotated[
+        int, typer.Option(help="How often in a row a job is restarted without gaining a checkpoint.")
+    ] = 3,
+    sink: Annotated[
+        list[str] | None,
+        typer.Option(help="tensorboard, wandb or mlflow; may be repeated. (default: tensorboard)"),
+    ] = None,
+    cache: Annotated[
+        Path | None, typer.Option(help="Where profiles of jobs are kept (default: in the user's cache).")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
+) -> None:
+    """Train the jobs of a file: plan, run, watch, recover, report.
+
+    Ctrl-C stops at a checkpoint, a second one at once; `plait run --resume DIRECTORY` goes on. The exit code
+    is 1 if a job failed, 130 if the run was stopped.
+    """
+    from plait.cluster import Cluster
+    from plait.engine.course import Limits
+    from plait.engine.running import run as run_jobs
+    from plait.engine.workload import Workload
+    from plait.errors import UsageError
+
+    if (file is None) == (resume is None):
+        what = "neither a jobs file nor a run to go on with" if file is None else "a jobs file and --resume"
+        raise UsageError(what, setting="FILE, --resume", works="one of them: plait run jobs.py")
+    common: dict[str, Any] = {
+        "engine": engine,
+        "limits": Limits(restarts=restarts),
+        "sinks": ("tensorboard",) if not sink else tuple(sink),
+        "show": False if as_json else None,
+    }
+    if resume is not None:
+        done = run_jobs(resume=resume, **common)
+    else:
+        assert file is not None, "one of the two is given"
+        workload = Workload.read(file)
+        done = run_jobs(
+            [*workload.jobs, *workload.sweeps.values()],
+            None if cluster is None else Cluster.load(cluster),
+            directory=directory,
+            dry_run=dry_run,
+            write=emit,  # type: ignore[arg-type]
+            strategy=strategy,  # type: ignore[arg-type]
+            compress=_bits(compress),
+            objective=objective,  # type: ignore[arg-type]
+            devices=devices,
+            memory=memory,
+            save_every=save_every,
+            max_slowdown=max_slowdown,
+            profiles=cache,
+            **common,
+        )
+    _tell(done, as_json)
+    if done.interrupted:
+        raise typer.Exit(EXIT_INTERRUPTED)
+    if any(result.end == "failed" for result in done.values()):
+        raise typer.Exit(EXIT_FAILED)
+
+
+def _bits(text: str | None) -> Any:
+    from plait.errors import UsageError
+
+    if text is None or text == "auto":
+        return text
+    if not text.isdecimal():
+        raise UsageError(f"gradients in {text!r} bits", setting="--compress", works="1 to 8, or auto")
+    return int(text)
+
+
+def _tell(done: Run, as_json: bool) -> None:
+    from plait.cli.console import console, print_json
+
+    if as_json:
+        results = {
+            name: {
+                "end": result.end,
+                "strategy": result.strategy,
+                "steps": result.steps,
+                "loss": result.losses[-1] if result.losses else None,
+                "seconds": result.seconds,
+                "restarts": result.restarts,
+                "error": result.error,
+                "weights": None if result.weights is None else str(result.weights),
+            }
+            for name, result in done.items()
+        }
+        plan = None if done.plan is None else done.plan.to_json()
+        page = None if done.report is None else str(done.report)
+        print_json(
+            {
+                "format": "plait.run/1",
+                "directory": str(done.directory),
+                "report": page,
+                "plan": plan,
+                "jobs": results,
+            }
+        )
+        return
+    for result in done.values():
+        console().print(str(result), markup=False, highlight=False)
+    if done.report is not None:
+        console().print(f"report: {done.report}", markup=False, highlight=False)
+    if done.interrupted:
+        console().print(f"go on with: plait run --resume {done.directory}", markup=False, highlight=False)

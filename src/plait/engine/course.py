@@ -1,0 +1,114 @@
+"""A task from its first start to its end: its attempts, what their workers said, and how one failed."""
+
+from __future__ import annotations
+
+import math
+import signal
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from plait.engine.channel import BEAT_S
+from plait.engine.launcher import LOST, Worker
+from plait.engine.retries import Cause, Failure, Retries
+from plait.engine.task import Task
+from plait.errors import UsageError
+from plait.units import parse_whole
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """When something is taken for broken, and how often it is tried again."""
+
+    restarts: int = 3
+    """In a row, without a checkpoint gained in between."""
+    silence_s: float = 10.0
+    """A worker that is not heard for so long is lost."""
+    stall_s: float = 600.0
+    """Workers that make no step for so long hang."""
+    backoff_s: float = 1.0
+    """Before the first restart; each further one in a row waits twice as long."""
+    missing_s: float = 30.0
+    """A device that is gone is waited for so long before its task goes on without it."""
+
+    def __post_init__(self) -> None:
+        parse_whole(self.restarts, setting="restarts", least=0)
+        for name in ("silence_s", "stall_s", "backoff_s", "missing_s"):
+            value = getattr(self, name)
+            least = 3 * BEAT_S if name == "silence_s" else 0.0
+            if not isinstance(value, (int, float)) or not least <= value < math.inf:
+                raise UsageError(f"{name} is {value!r}", setting=name, works=f"{least:g} or more")
+
+
+@dataclass(kw_only=True)
+class Attempt:
+    """Workers of a task, and what they have said."""
+
+    number: int
+    workers: list[Worker]
+    started_s: float
+    moved_s: float
+    """When it last made a step."""
+    began: int | None = None
+    reached: int | None = None
+    longest_s: float = 0.0
+    error: dict[str, Any] | None = None
+    ended_s: float | None = None
+    """When the first of them ended with a failure."""
+
+    def step(self, row: Mapping[str, Any], now_s: float) -> None:
+        """A step is done."""
+        number = int(row["step"])
+        self.longest_s = max(self.longest_s, float(row.get("seconds") or 0.0))
+        self.moved_s = now_s
+        self.began = number if self.began is None else self.began
+        self.reached = number if self.reached is None else max(number, self.reached)
+
+    def blame(self, error: dict[str, Any]) -> None:
+        """One of the workers says why it failed; the first one tells most, unless it blames another."""
+        if self.error is None or (self.error["kind"] == "WorkerError" and error["kind"] != "WorkerError"):
+            self.error = error
+
+    def failed(self, cause: Cause, text: str, *, final: bool = False) -> Failure:
+        """That it has."""
+        return Failure(cause=cause, text=text, began=self.began, reached=self.reached, final=final)
+
+    def ended(self, codes: Sequence[int | None], rank: int, log: Path) -> Failure:
+        """Why it has, where a worker ended."""
+        if self.error is not None:
+            return self.failed("raised", str(self.error["text"]), final=bool(self.error["final"]))
+        code, name = codes[rank], self.workers[rank].name
+        if code == LOST:
+            return self.failed("lost", f"rank {rank} on {name} is gone")
+        assert code is not None, "it has ended"
+        if code < 0:
+            sent = signal.Signals(-code).name if -code in signal.valid_signals() else str(-code)
+            return self.failed("killed", f"rank {rank} on {name} was ended by {sent}")
+        return self.failed("raised", f"rank {rank} on {name} ended with exit code {code}: {_last_line(log)}")
+
+
+@dataclass(kw_only=True)
+class Course:
+    """A task from its first start to its end."""
+
+    task: Task
+    retries: Retries
+    attempts: int = 0
+    attempt: Attempt | None = None
+    not_before_s: float = 0.0
+    missing_s: float | None = None
+    started_s: float | None = None
+    end: str | None = None
+    error: str | None = None
+    ended_s: float = 0.0
+    settled: set[str] = field(default_factory=set)
+    """Jobs of which there is a result."""
+
+
+def _last_line(log: Path) -> str:
+    try:
+        lines = log.read_text(errors="replace").strip().splitlines()
+    except OSError:
+        return f"see {log}"
+    return f"{lines[-1][:300]} (all of it: {log})" if lines else f"{log} is empty"

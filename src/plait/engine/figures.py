@@ -1,0 +1,126 @@
+"""What a run's plan and its rows say, in numbers; pure, and for whatever a file may hold."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+MOST_POINTS = 200
+"""Of a curve: more would be slow to draw, and no easier to read."""
+LARGEST = 1e15
+"""Beyond it a curve has a gap: a loss that large is not one."""
+
+Row = Mapping[str, Any]
+Points = list[tuple[float, float | None]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Placed:
+    """Where a job was to run, from when to when, as a plan's file has it."""
+
+    job: str
+    how: str
+    option: str
+    devices: tuple[str, ...]
+    start_ms: float
+    end_ms: float
+    step_ms: float | None
+    wire_bytes: float | None
+    """What its devices send each other in a step."""
+
+    def track(self, device: str) -> str:
+        """Where it is drawn, as :attr:`plait.strategy.WorkloadPlan.timeline` has it."""
+        if self.how == "background":
+            return f"{device} (background)"
+        return f"{device} ({self.job})" if self.how == "alternated" else device
+
+
+def placements(plan: Row) -> list[Placed]:
+    """Those of the way that was taken."""
+    ways = plan.get("ways")
+    rows = ways[0].get("placements", []) if isinstance(ways, list) and ways else []
+    found = []
+    for row in rows:
+        start_ms = number(row.get("start_ms")) or 0.0
+        found.append(
+            Placed(
+                job=str(row.get("job")),
+                how=str(row.get("how", "")),
+                option=str(row.get("option", "")),
+                devices=tuple(str(device) for device in row.get("devices", ())),
+                start_ms=start_ms,
+                end_ms=max(start_ms, number(row.get("end_ms")) or 0.0),
+                step_ms=number(row.get("step_ms")),
+                wire_bytes=_planned_bytes(plan, str(row.get("job")), row.get("option")),
+            )
+        )
+    return found
+
+
+def _planned_bytes(plan: Row, job: str, option: object) -> float | None:
+    options = plan.get("jobs", {}).get(job, {}).get("options", [])
+    return next((number(one.get("wire_bytes")) for one in options if one.get("name") == option), None)
+
+
+def number(value: object) -> float | None:
+    """A finite number, or None."""
+    if isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value):
+        return float(value)
+    return None
+
+
+def values(rows: Iterable[Row], name: str) -> list[float]:
+    """What the rows have under a name, where it is a number."""
+    found = (number(row.get(name)) for row in rows)
+    return [value for value in found if value is not None]
+
+
+def median(rows: Iterable[Row], name: str) -> float | None:
+    """The median of what the rows have under a name; None where none has it."""
+    found = values(rows, name)
+    return statistics.median(found) if found else None
+
+
+def points(rows: Iterable[Row], name: str) -> Points:
+    """By step, what the rows have under a name; a gap where it is not a finite number."""
+    return [(float(row["step"]), number(row.get(name))) for row in rows if name in row]
+
+
+def samples_per_s(rows: Sequence[Row], batch: int | None) -> float | None:
+    """The median rate; where no row tells one, that of all steps from the first row to the last."""
+    found = median(rows, "samples_per_s")
+    times = values(rows, "time")
+    if found is None and batch is not None and len(times) > 1 and max(times) > min(times):
+        return batch * (len(times) - 1) / (max(times) - min(times))
+    return found
+
+
+def wire_bytes(rows: Iterable[Row]) -> Points:
+    """By step, what was sent: as the rows say, or by how much their count of all that was sent has grown."""
+    found: Points = []
+    before: dict[object, float] = {}
+    for row in rows:
+        sent, total = number(row.get("wire_bytes")), number(row.get("sent_bytes"))
+        if sent is None and total is not None:
+            attempt = row.get("attempt")
+            sent = max(0.0, total - before.get(attempt, 0.0))
+            before[attempt] = total
+        if sent is not None:
+            found.append((float(row["step"]), sent))
+    return found
+
+
+def thinned(curve: Points, most: int = MOST_POINTS) -> tuple[Points, int]:
+    """A curve in at most so many points, and how many steps each is the mean of; fit to be drawn."""
+    width = max(1, math.ceil(len(curve) / most))
+    found: Points = []
+    for begin in range(0, len(curve), width):
+        part = curve[begin : begin + width]
+        kept = [y for _, y in part if y is not None and abs(y) <= LARGEST]
+        # Nine digits: values that differ in the last bit alone have no axis between them.
+        mean = float(f"{math.fsum(kept) / len(kept):.9g}") if kept else None
+        found.append((part[-1][0], mean))
+    return found, width

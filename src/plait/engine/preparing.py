@@ -1,0 +1,195 @@
+"""What is settled before a run starts: who starts workers, on what, by which plan; and what is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Literal, get_args
+
+from plait.cluster import Cluster
+from plait.engine.assignment import narrowed
+from plait.engine.emit import Kind
+from plait.engine.launcher import Launcher, LocalLauncher
+from plait.engine.machine import this_machine
+from plait.engine.task import Compress, Task
+from plait.engine.workload import Workload
+from plait.errors import UsageError
+from plait.job import Strategy
+from plait.strategy.comparison import STRATEGIES
+from plait.strategy.planning import plan as plan_jobs
+from plait.strategy.workload import Objective, WorkloadPlan
+from plait.units import parse_whole
+
+EngineName = Literal["local", "ray"]
+RUNS = Path("runs")
+"""Where runs are kept by default."""
+
+
+def check(
+    strategy: Strategy,
+    compress: Compress,
+    save_every: int | None,
+    engine: EngineName | Launcher,
+    write: Kind | None,
+) -> None:
+    """Refuse what cannot be meant."""
+    if write is not None and write not in get_args(Kind):
+        raise UsageError(f"nothing is known of {write!r}", setting="emit", works=", ".join(get_args(Kind)))
+    if strategy not in get_args(Strategy):
+        raise UsageError(
+            f"there is no strategy {strategy!r}", setting="strategy", works=", ".join(get_args(Strategy))
+        )
+    if (
+        compress is not None
+        and compress != "auto"
+        and not 1 <= parse_whole(compress, setting="compress") <= 8
+    ):
+        raise UsageError(f"gradients in {compress} bits", setting="compress", works="1 to 8, or 'auto'")
+    if save_every is not None:
+        parse_whole(save_every, setting="save_every")
+    if isinstance(engine, str) and engine not in get_args(EngineName):
+        raise UsageError(
+            f"there is no engine {engine!r}", setting="engine", works=", ".join(get_args(EngineName))
+        )
+
+
+def launcher_of(
+    engine: EngineName | Launcher,
+    cluster: Cluster | None,
+    devices: int | None,
+    memory_bytes: int | None,
+    directory: Path,
+) -> tuple[Launcher, Cluster]:
+    """Who starts workers, and on what."""
+    if cluster is not None and devices is not None:
+        cluster = cluster.take(devices)
+    if cluster is not None and memory_bytes is not None:
+        own = tuple(replace(device, memory_bytes=memory_bytes) for device in cluster.devices)
+        cluster = replace(cluster, devices=own)
+    if engine == "ray":
+        from plait.engine.ray_launcher import RayLauncher
+
+        ray = RayLauncher(cluster, devices=devices, memory_bytes=memory_bytes)
+        return ray, ray.cluster
+    if not isinstance(engine, str):
+        if cluster is None:
+            raise UsageError(
+                "a launcher without a cluster", setting="cluster", works="the cluster of its devices"
+            )
+        return engine, cluster
+    if cluster is None:
+        nearest = next(
+            parent for parent in (directory.resolve(), *directory.resolve().parents) if parent.is_dir()
+        )
+        cluster = this_machine(devices=devices, memory_bytes=memory_bytes, directory=nearest)
+    if len(cluster.hosts) > 1:
+        raise UsageError(
+            f"the local engine is for this machine alone, and the cluster has {len(cluster.hosts)} hosts",
+            setting="engine",
+            works="'ray', or a cluster of one host",
+        )
+    return LocalLauncher(cluster.devices), cluster
+
+
+def planned(
+    workload: Workload,
+    cluster: Cluster,
+    strategy: Strategy,
+    objective: Objective,
+    profiles: str | Path | None,
+    progress: Callable[[str], object],
+) -> WorkloadPlan:
+    """What is to run where; jobs that were never measured are."""
+    if not workload.jobs:  # sweeps alone are not compared: they take turns on all there is
+        return WorkloadPlan(
+            cluster=cluster, objective=objective, ways=(), comparisons={}, bound_ms=0.0,
+            bound_samples_per_s=0.0, why="sweeps take turns on the devices of a host",
+        )  # fmt: skip
+    return plan_jobs(
+        workload.jobs,
+        cluster,
+        objective=objective,
+        strategies=STRATEGIES if strategy == "auto" else (strategy,),
+        directory=profiles,
+        progress=_once(progress),
+    )
+
+
+def _once(progress: Callable[[str], object]) -> Callable[[str], None]:
+    """Say what is measured, a line a job: a job has hundreds of measurements."""
+    said: set[str] = set()
+
+    def tell(text: str) -> None:
+        job, found, _ = text.partition(":")
+        if found and job not in said:
+            said.add(job)
+            progress(f"measuring {job}, once: its profile is kept")
+
+    return tell
+
+
+def check_placed(made: WorkloadPlan) -> None:
+    """Refuse a workload of which a part fits nowhere, with the smallest change that helps."""
+    if not made.unplaced:
+        return
+    compared = [made.comparisons[name] for name in made.unplaced if name in made.comparisons]
+    options = [option for each in compared for option in each.options if option.why_not is not None]
+    reasons = dict.fromkeys(f"{option.name}: {option.why_not}" for option in options)
+    changes = [change.text for each in compared for change in each.changes[:1]]
+    works = changes or list(dict.fromkeys(option.works for option in options if option.works is not None))
+    raise UsageError(
+        "; ".join([f"{', '.join(made.unplaced)} cannot be run here: {made.why}", *reasons]),
+        setting="cluster, memory, strategy",
+        works="; ".join(works) or "more memory",
+    )
+
+
+def compressed(tasks: tuple[Task, ...], compress: Compress) -> tuple[Task, ...]:
+    """With gradients in the bits that were asked for, where several devices share them."""
+    if compress is None:
+        return tasks
+    return tuple(
+        replace(task, compress=compress)
+        if task.strategy in ("data", "burst") and len(task.devices) > 1
+        else task
+        for task in tasks
+    )
+
+
+def narrow(task: Task, left: frozenset[str], cluster: Cluster) -> Task | None:
+    """A task on what is left of its devices, planned anew; None where it cannot be had there."""
+    kept = tuple(device for device in cluster.devices if device.name in task.devices and device.name in left)
+    if not kept or task.kind != "train":
+        return None
+    hosts = dict.fromkeys(device.host for device in kept)
+    smaller = replace(cluster.only(*hosts), devices=kept)
+    (job,) = task.read_jobs()
+    made = plan_jobs([replace(job, strategy="auto")], smaller)
+    if made.unplaced:
+        return None
+    return narrowed(task, made.placements[0], smaller)
+
+
+def new_directory(workload: Workload) -> Path:
+    """The first of runs/gpt, runs/gpt-2 and so on that is not there yet."""
+    names = [*(job.name for job in workload.jobs), *workload.sweeps]
+    base = names[0] if len(names) == 1 else f"{names[0]}-and-{len(names) - 1}"
+    number = 1
+    while (found := RUNS / (base if number == 1 else f"{base}-{number}")).exists():
+        number += 1
+    return found
+
+
+def told(made: WorkloadPlan, tasks: Sequence[Task]) -> Iterator[str]:
+    """The plan, in lines."""
+    yield f"plan: {made.why}"
+    for task in tasks:
+        bits = "" if task.compress is None else f", gradients in {task.compress} bits"
+        if task.compress == "auto":
+            bits = ", bits chosen layer by layer"
+        how = "behind" if task.priority == "background" else "on"
+        step = "" if task.expected_step_ms is None else f", {task.expected_step_ms:.4g} ms a step expected"
+        after = f", after {', '.join(task.after)}" if task.after else ""
+        several = "" if len(task.names) == 1 else f" ({', '.join(task.names)})"
+        yield f"  {task.name}{several}: {task.strategy} {how} {', '.join(task.devices)}{bits}{step}{after}"

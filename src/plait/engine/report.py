@@ -1,0 +1,329 @@
+"""A run as a page: what ran where and why, losses, speed, the plan beside what came of it, and what happened.
+
+    from plait.engine.report import report
+    report("runs/first")                       # writes runs/first/report.html, and returns its path
+
+The page is one file that loads nothing from anywhere. It can be made at any moment, also while the run goes
+on and after it was killed: it shows what is there.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, ClassVar
+
+from plait.destination import not_written
+from plait.engine import figures, timelines
+from plait.engine.figures import Points
+from plait.engine.reading import Reading
+from plait.engine.record import REPORT, Record, latest
+from plait.page import Heading, Paragraph, Section, Table, save, text
+from plait.plot import Plot, Series
+from plait.timeline import Timeline
+from plait.timeline.picture import Gantt
+from plait.units import format_bytes, format_seconds
+
+_CURVES = 8
+"""A plot has no more, or their colours could not be told apart."""
+_TROUBLE = ("failed", "restarted", "stopped", "resumed")
+_DECISIONS = ("planned", "decision")
+_NONE = "—"
+_ARGUMENTS = ("strategy", "compress", "objective", "save_every", "max_slowdown")
+"""Of ``plait.run``, as a run's config has them."""
+
+Row = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Code:
+    """Lines as they would be typed; a :class:`plait.page.Section`."""
+
+    text: str
+    style: ClassVar[str] = "pre{overflow-x:auto;padding:.6em .8em;background:#f5f5f5;font-size:.9em}"
+    script: ClassVar[str] = ""
+
+    @property
+    def html(self) -> str:
+        """The lines."""
+        return f"<pre>{text(self.text)}</pre>"
+
+
+def report(directory: str | Path) -> Path:
+    """Write a run's page; the path of it."""
+    record = Record.read(directory)
+    path = record.directory / REPORT
+    part = path.with_name(path.name + ".partial")
+    save(part, f"Run {record.name}", _Page(run=Reading.of(record)).sections())
+    try:
+        part.replace(path)
+    except OSError as error:
+        raise not_written(path, error, setting="directory") from None
+    return path
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Page:
+    """The parts of the page, from top to bottom."""
+
+    run: Reading
+
+    def sections(self) -> list[Section]:
+        return [
+            *self._summary(),
+            *self._what_ran(),
+            *self._losses(),
+            *self._throughput(),
+            *self._predicted(),
+            *self._over_time(),
+            *self._bytes(),
+            *self._happened("Decisions, and why", _DECISIONS, none="None was recorded."),
+            *self._happened("Failures and restarts", _TROUBLE, none="None."),
+            *self._others(),
+            *self._environment(),
+            *self._repeat(),
+        ]
+
+    # --- what ran ------------------------------------------------------------------------------------
+
+    def _summary(self) -> list[Section]:
+        states = Counter(self.run.state(job) for job in self.run.jobs)
+        told = ", ".join(f"{count} {state}" for state, count in states.items()) or "none"
+        begun = datetime.fromtimestamp(self.run.begin_s, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+        said = f"{len(self.run.jobs)} job{'s' * (len(self.run.jobs) != 1)} ({told}), begun {begun}"
+        end_s = max(figures.values([*self.run.events, *self.run.history], "time"), default=self.run.begin_s)
+        parts: list[Section] = [
+            Paragraph(
+                f"{said}; {format_seconds(end_s - self.run.begin_s)} until the last that is known of it."
+            )
+        ]
+        return [*parts, *(Paragraph(f"Not all could be read: {problem}.") for problem in self.run.problems)]
+
+    def _what_ran(self) -> list[Section]:
+        rows, placed = self.run.rows, self.run.placed
+        shown = []
+        for job in self.run.jobs:
+            where, its = placed.get(job), rows.get(job, [])
+            wanted = self.run.asked.get(job, {}).get("steps")
+            done = its[-1]["step"] + 1 if its else 0
+            loss = next((row["loss"] for row in reversed(its) if "loss" in row), None)
+            restarts = sum(event["kind"] == "restarted" for event in self.run.told(job))
+            shown.append(
+                (
+                    job,
+                    where.how if where else _NONE,
+                    where.option if where else str(self.run.asked.get(job, {}).get("strategy", _NONE)),
+                    _few(where.devices) if where else _NONE,
+                    f"{done} of {wanted}" if wanted is not None else str(done),
+                    _NONE if not its else "not finite" if loss is None else f"{loss:.6g}",
+                    str(restarts),
+                    self.run.state(job),
+                )
+            )
+        columns = ("job", "how", "strategy", "devices", "steps", "last loss", "restarts", "state")
+        parts: list[Section] = [Heading("What ran"), Table(columns=columns, rows=shown)]
+        why = [self.run.plan.get("why"), *self.run.plan.get("remarks", ())]
+        for job, compared in self.run.plan.get("jobs", {}).items():
+            why.append(f"{job}: {compared.get('why')}")
+            why += [f"{job}: note: {remark}" for remark in compared.get("remarks", ())]
+        unplaced = self.run.plan.get("unplaced") or ()
+        if unplaced:
+            why.append(f"fits nowhere: {', '.join(map(str, unplaced))}")
+        parts.append(Heading("Why so", level=3))
+        told = [Paragraph(f"{str(said).rstrip('.')}.") for said in dict.fromkeys(why) if said]
+        return [*parts, *(told or [Paragraph("The plan does not say.")])]
+
+    # --- curves --------------------------------------------------------------------------------------
+
+    def _losses(self) -> list[Section]:
+        curves: dict[str, tuple[Points, bool]] = {}
+        evaluations = latest(self.run.history, evaluations=True)
+        for job in self.run.jobs:
+            curves[job] = figures.points(self.run.rows.get(job, ()), "loss"), False
+            judged = [{"step": row["step"], **row["evaluation"]} for row in evaluations.get(job, ())]
+            curves[f"{job}, evaluated"] = figures.points(judged, "loss"), True
+        values = [y for points, _ in curves.values() for _, y in points]
+        lost = sum(y is None or abs(y) > figures.LARGEST for y in values)
+        parts: list[Section] = [Heading("Losses"), *_plots("Loss", "loss", curves, from_zero=False)]
+        if lost:
+            count = f"{lost} losses were" if lost > 1 else "1 loss was"
+            parts.append(Paragraph(f"{count} not finite, or beyond {figures.LARGEST:g}: gaps in the curves."))
+        return parts
+
+    def _throughput(self) -> list[Section]:
+        curves = {job: (figures.points(rows, "samples_per_s"), False) for job, rows in self.run.rows.items()}
+        shown = []
+        for job, rows in self.run.rows.items():
+            rate = figures.samples_per_s(rows, self.run.asked.get(job, {}).get("batch"))
+            if rate is not None:
+                shown.append((job, rate, f"{sum('seconds' in row for row in rows)} of {len(rows)}"))
+        parts: list[Section] = [Heading("Throughput")]
+        if shown:
+            parts.append(Table(columns=("job", "samples/s", "steps that were timed"), rows=shown))
+        return [*parts, *_plots("Throughput", "samples/s", curves)]
+
+    # --- the plan beside what came of it ---------------------------------------------------------------
+
+    def _predicted(self) -> list[Section]:
+        shown = []
+        for job, where in self.run.placed.items():
+            seconds = figures.median(self.run.rows.get(job, ()), "seconds")
+            planned_ms, measured_ms = where.step_ms, None if seconds is None else 1e3 * seconds
+            ratio = measured_ms / planned_ms if measured_ms is not None and planned_ms else None
+            figured = [
+                _NONE if value is None else f"{value:.4g}" for value in (planned_ms, measured_ms, ratio)
+            ]
+            shown.append((job, where.option, *figured, len(self.run.rows.get(job, ()))))
+        if not shown:
+            return []
+        columns = ("job", "strategy", "planned ms", "measured ms", "measured / planned", "steps")
+        parts: list[Section] = [
+            Heading("Predicted and measured"),
+            Table(columns=columns, rows=shown, title="Time of a step (of the measured, the median)"),
+        ]
+        if any(where.how == "alternated" for where in self.run.placed.values()):
+            parts.append(Paragraph("Of jobs that take turns, a step also waits for the turns of others."))
+        return parts
+
+    def _over_time(self) -> list[Section]:
+        shown: dict[str, Timeline] = {}
+        planned = timelines.planned(self.run.plan)
+        if planned.spans:
+            shown["planned"] = planned
+        if self.run.timeline is not None:
+            shown["measured"] = self.run.timeline
+        else:
+            found = timelines.measured(self.run.history, self.run.events, self.run.plan)
+            for place, timeline in enumerate(found):
+                shown["measured" if len(found) == 1 else f"measured, part {place + 1}"] = timeline
+        parts: list[Section] = [Heading("Over time")]
+        if not shown:
+            return [*parts, Paragraph("Nothing was planned, and nothing has happened.")]
+        told = (
+            "The wheel zooms, dragging moves, a double click shows all; point at a span to learn what it is."
+        )
+        return [*parts, Paragraph(told), Gantt(timelines=shown)]
+
+    def _bytes(self) -> list[Section]:
+        shown, curves = [], {}
+        for job, rows in self.run.rows.items():
+            sent = figures.wire_bytes(rows)
+            sizes = [y for _, y in sent if y is not None]
+            peak = max(figures.values(rows, "memory_bytes"), default=None)
+            where = self.run.placed.get(job)
+            planned = where.wire_bytes if where is not None else None
+            if not sizes and peak is None:
+                continue
+            curves[job] = sent, False
+            mean = sum(sizes) / len(sizes) if sizes else None
+            cells = (mean, planned, sum(sizes) if sizes else None, peak)
+            shown.append((job, *(_NONE if size is None else format_bytes(size) for size in cells)))
+        if not shown:
+            return []
+        columns = ("job", "sent a step", "planned", "sent in all", "most memory")
+        return [
+            Heading("Bytes"),
+            Table(columns=columns, rows=shown),
+            *_plots("Sent a step", "bytes", curves, none=None),
+        ]
+
+    # --- what happened -------------------------------------------------------------------------------
+
+    def _happened(self, title: str, kinds: Iterable[str], *, none: str) -> list[Section]:
+        return [Heading(title), *self._table([e for e in self.run.events if e["kind"] in kinds], none)]
+
+    def _others(self) -> list[Section]:
+        known = (*_DECISIONS, *_TROUBLE)
+        rest = [event for event in self.run.events if event["kind"] not in known]
+        return [Heading("What else happened"), *self._table(rest, "Nothing.")] if rest else []
+
+    def _table(self, events: Sequence[Row], none: str) -> list[Section]:
+        if not events:
+            return [Paragraph(none)]
+        rows = []
+        for event in events:
+            at_s = figures.number(event.get("time"))
+            facts = {k: v for k, v in event.items() if k not in ("time", "kind", "job", "text")}
+            rows.append(
+                (
+                    _NONE if at_s is None else f"{at_s - self.run.begin_s:.1f}",
+                    event["kind"],
+                    event.get("job", ""),
+                    str(event.get("text", "")),
+                    ", ".join(f"{name}={str(value)[:200]}" for name, value in facts.items()),
+                )
+            )
+        return [Table(columns=("after s", "what", "job", "why", "facts"), rows=rows)]
+
+    # --- the rest ------------------------------------------------------------------------------------
+
+    def _environment(self) -> list[Section]:
+        rows = []
+        for name, value in self.run.environment.items():
+            if isinstance(value, Mapping):
+                rows += [(key, str(part)) for key, part in value.items()]
+            elif value is not None:
+                size = figures.number(value) if name.endswith("_bytes") else None
+                rows.append((name.removesuffix("_bytes"), str(value) if size is None else format_bytes(size)))
+        if not rows:
+            return []
+        return [Heading("Environment"), Table(columns=("", ""), rows=rows)]
+
+    def _repeat(self) -> list[Section]:
+        where = str(self.run.record.directory)
+        command = self.run.config.get("command")
+        parts: list[Section] = [Heading("How to repeat it")]
+        if isinstance(command, list) and command:
+            parts.append(Code(shlex.join(str(word) for word in command)))
+        given = [f"Record.read({where!r}).jobs"]
+        given += [
+            f"{name}={value!r}"
+            for name, value in self.run.config.items()
+            if name in _ARGUMENTS and value is not None
+        ]
+        lines = [
+            "import plait",
+            "from plait.engine.record import Record",
+            "",
+            f"plait.run({', '.join(given)})",
+        ]
+        parts.append(Code("\n".join(lines)))
+        if self.run.sweeps:
+            names = ", ".join(self.run.sweeps)
+            parts.append(
+                Paragraph(f"Sweeps ({names}) are not among its jobs: ask for them as it was done here.")
+            )
+        parts.append(Paragraph("To go on with it, where it was stopped or has failed:"))
+        parts.append(Code(shlex.join(["plait", "run", "--resume", where])))
+        parts.append(Paragraph("It was asked for with these settings:"))
+        return [*parts, Code(json.dumps(self.run.config, indent=1, ensure_ascii=False))]
+
+
+def _plots(
+    title: str,
+    y: str,
+    curves: Mapping[str, tuple[Points, bool]],
+    *,
+    from_zero: bool = True,
+    none: str | None = "Nothing to draw was recorded.",
+) -> list[Section]:
+    """Curves over steps, a few a plot; each point is the mean of some steps where there are many."""
+    found = {name: (*figures.thinned(points), dashed) for name, (points, dashed) in curves.items()}
+    drawn = [(name, it) for name, it in found.items() if any(y is not None for _, y in it[0])]
+    parts: list[Section] = []
+    for begin in range(0, len(drawn), _CURVES):
+        part = drawn[begin : begin + _CURVES]
+        width = max(it[1] for _, it in part)
+        means = "" if width == 1 else f", means of up to {width} steps"
+        series = [Series(name=name, points=points, dashed=dashed) for name, (points, _, dashed) in part]
+        parts.append(Plot(title=f"{title}{means}", x="step", y=y, series=series, from_zero=from_zero))
+    return parts or ([] if none is None else [Paragraph(none)])
+
+
+def _few(names: Sequence[str]) -> str:
+    return ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")

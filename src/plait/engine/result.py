@@ -1,0 +1,91 @@
+"""What came of a job, in a file beside its checkpoint and weights: ``result.json``."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from plait.errors import FileError
+from plait.evaluation import Evaluated
+
+FORMAT = "plait.result/1"
+FILE = "result.json"
+
+End = Literal["finished", "stopped", "failed"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobResult:
+    """A job and how far it came; the histories go back to the first step, also after a restart."""
+
+    name: str
+    end: End
+    """``stopped`` can be gone on with."""
+    strategy: str
+    losses: tuple[float, ...] = ()
+    """One for each step."""
+    evaluations: tuple[Evaluated, ...] = ()
+    skipped: tuple[int, ...] = ()
+    """The steps that were not finite, where the job skips them."""
+    seconds: float = 0.0
+    """From the first start to the end, restarts included."""
+    restarts: int = 0
+    error: str | None = None
+    """Why it failed."""
+    weights: Path | None = None
+    """What it learned, as safetensors."""
+
+    @property
+    def steps(self) -> int:
+        """How many steps were done."""
+        return len(self.losses)
+
+    @property
+    def finished(self) -> bool:
+        """Whether these were all steps of the job."""
+        return self.end == "finished"
+
+    def save(self, folder: Path) -> None:
+        """Write it, whole or not at all."""
+        plain = {**asdict(self), "weights": None if self.weights is None else self.weights.name}
+        part = folder / f"{FILE}.partial"
+        part.write_text(json.dumps(_finite({"format": FORMAT, **plain}), allow_nan=False) + "\n")
+        part.replace(folder / FILE)
+
+    @classmethod
+    def load(cls, folder: Path) -> JobResult | None:
+        """Read it; None where there is none."""
+        file = folder / FILE
+        if not file.exists():
+            return None
+        try:
+            content = dict(json.loads(file.read_text()))
+            if content.pop("format", None) != FORMAT:
+                raise ValueError("another format")
+            content["losses"] = tuple(math.nan if loss is None else loss for loss in content["losses"])
+            content["evaluations"] = tuple(Evaluated(**each) for each in content["evaluations"])
+            content["skipped"] = tuple(content["skipped"])
+            content["weights"] = None if content["weights"] is None else folder / content["weights"]
+            return cls(**content)
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise FileError(
+                f"{file} is not a result: {error}", setting="directory", works="another run"
+            ) from None
+
+    def __str__(self) -> str:
+        loss = f", loss {self.losses[-1]:.4g}" if self.losses else ""
+        again = f", {self.restarts} restarts" if self.restarts else ""
+        text = f"{self.name}: {self.end} after {self.steps} steps{loss}{again}"
+        return text if self.error is None else f"{text}: {self.error.splitlines()[0]}"
+
+
+def _finite(value: Any) -> Any:
+    """As JSON can hold it: what is not finite is null."""
+    if isinstance(value, dict):
+        return {name: _finite(part) for name, part in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(part) for part in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -1,0 +1,272 @@
+"""One call that trains a whole workload: plans it, shows the plan, runs it, and writes down what came of it.
+
+    import plait
+
+    done = plait.run([gpt, sweep, small], directory="runs/first")
+    print(done["gpt"].losses[-1], done.report)
+
+What is to run where is decided by :func:`plait.strategy.plan`; each job, or the call, may ask for a strategy
+by name. Jobs train in processes of their own (:mod:`plait.engine.worker`), and go on from their checkpoints
+where one fails, or where the whole run was stopped: ``plait.run(resume="runs/first")``.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from plait.cluster import Cluster
+from plait.engine.assignment import Manner, tasks_of
+from plait.engine.course import Limits
+from plait.engine.emit import Kind, emit
+from plait.engine.launcher import Launcher
+from plait.engine.live import View
+from plait.engine.preparing import (
+    EngineName,
+    check,
+    check_placed,
+    compressed,
+    launcher_of,
+    narrow,
+    new_directory,
+    planned,
+    told,
+)
+from plait.engine.record import Record
+from plait.engine.report import report
+from plait.engine.result import JobResult
+from plait.engine.sinks import Sink, Sinks, chosen
+from plait.engine.supervisor import Supervisor
+from plait.engine.task import FILE, SELECTION, Compress, Task
+from plait.engine.worker import ATTEMPT
+from plait.engine.workload import Workload
+from plait.errors import UsageError
+from plait.job import Job, Strategy
+from plait.spill.progress import Show
+from plait.spill.selection import Selection
+from plait.strategy.workload import Objective, WorkloadPlan
+from plait.units import parse_bytes
+
+CLUSTER = "cluster.toml"
+"""In a run's directory: what it ran on."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run(Mapping[str, JobResult]):
+    """What came of a run: by job, its result."""
+
+    directory: Path
+    plan: WorkloadPlan | None
+    """None where a run was gone on with: its directory has the plan."""
+    results: Mapping[str, JobResult]
+    report: Path | None
+    """A page on all of it; None of a run that was only planned."""
+    interrupted: bool = False
+    """Whether it was asked to stop before the end; it can be gone on with."""
+
+    def __getitem__(self, name: str) -> JobResult:
+        if name not in self.results:
+            raise UsageError(f"there is no job {name!r}", setting="name", works=", ".join(self.results))
+        return self.results[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.results)
+
+    def __len__(self) -> int:
+        return len(self.results)
+
+    @property
+    def finished(self) -> bool:
+        """Whether all jobs have."""
+        return all(
+            result.finished or (result.end == "stopped" and not self.interrupted) for result in self.values()
+        )
+
+
+def run(
+    jobs: Job | Selection | Iterable[Job | Selection] | None = None,
+    cluster: Cluster | None = None,
+    engine: EngineName | Launcher = "local",
+    *,
+    directory: str | Path | None = None,
+    resume: str | Path | None = None,
+    dry_run: bool = False,
+    write: Kind | None = None,
+    strategy: Strategy = "auto",
+    compress: Compress = None,
+    objective: Objective = "makespan",
+    devices: int | None = None,
+    memory: str | int | None = None,
+    save_every: int | None = None,
+    max_slowdown: float = 1.05,
+    limits: Limits | None = None,
+    sinks: Sequence[str | Sink] = ("tensorboard",),
+    profiles: str | Path | None = None,
+    show: Show = None,
+) -> Run:
+    """Train jobs and sweeps, and return what came of each.
+
+    Args:
+        jobs: One or several; a sweep is a :class:`plait.spill.Selection`.
+        cluster: What there is to train on; None is this machine, or with Ray the cluster's nodes.
+        engine: ``"local"`` starts processes here, ``"ray"`` actors on a Ray cluster; or a launcher.
+        directory: Of this run; None is a new one under ``runs``.
+        resume: The directory of a run to go on with; only engine, limits, sinks and show may be given then.
+        dry_run: Plan, show the plan, and stop there.
+        write: Plan, and write files by which Slurm, Kubernetes or torchrun start the same workers.
+        strategy: For jobs that leave it open: ``"auto"`` takes the fastest that fits.
+        compress: Bits of gradients on the wire (1 to 8, or ``"auto"``) wherever several devices share them;
+            None is what the plan picks.
+        objective: See :func:`plait.plan`.
+        devices: How many of them to use, and ``memory`` how much each has.
+        save_every: Steps between checkpoints; None saves about every 30 seconds.
+        max_slowdown: What a step in the foreground may take beside background jobs, of what it takes alone.
+        limits: When something is taken for broken, and how often it is tried again.
+        sinks: Where numbers go besides the directory: ``"tensorboard"``, ``"wandb"``, ``"mlflow"``.
+        profiles: Where measured profiles are kept; None is the user's cache.
+        show: None shows a table on a terminal and lines elsewhere; False nothing; a function gets the lines.
+    """
+    if ATTEMPT in os.environ:
+        raise UsageError(
+            "plait.run is called where a worker reads a script for the functions of its jobs",
+            setting="script",
+            works="what runs jobs under: if __name__ == '__main__'",
+        )
+    limits = limits or Limits()
+    if resume is not None:
+        if jobs is not None or cluster is not None or directory is not None:
+            raise UsageError(
+                "a run that goes on has its jobs, cluster and directory already",
+                setting="resume",
+                works=f"plait.run(resume={str(resume)!r})",
+            )
+        return _go_on(Path(resume), engine, limits, sinks, show)
+    if jobs is None:
+        raise UsageError("there are no jobs to run", setting="jobs", works="plait.run([job])")
+    workload = Workload.of(jobs)
+    check(strategy, compress, save_every, engine, write)
+    memory_bytes = None if memory is None else parse_bytes(memory, setting="memory")
+    place = new_directory(workload) if directory is None else Path(directory)
+    launcher, cluster = launcher_of(engine, cluster, devices, memory_bytes, place)
+    view = View(show)
+    view.event(f"planning for {len(cluster.devices)} devices")
+    made = planned(workload, cluster, strategy, objective, profiles, view.event)
+    check_placed(made)
+    manner = Manner(save_every=save_every, max_slowdown=max_slowdown, memory_bytes=memory_bytes)
+    tasks = compressed(
+        tasks_of(made, {job.name: job for job in workload.jobs}, workload.sweeps, manner), compress
+    )
+    for text in told(made, tasks):
+        view.event(text)
+    if dry_run:
+        launcher.close()
+        return Run(directory=place, plan=made, results={}, report=None)
+    config = {
+        "engine": engine if isinstance(engine, str) else type(engine).__name__,
+        "strategy": strategy,
+        "compress": compress,
+        "objective": objective,
+        "save_every": save_every,
+        "max_slowdown": max_slowdown,
+    }
+    every = [*workload.jobs, *(selection.job for selection in workload.sweeps.values())]
+    with Record.create(place, config=config, plan=made.to_json(), jobs=every) as record:
+        record.event("planned", made.why)
+        cluster.save(place / CLUSTER)
+        for name, selection in workload.sweeps.items():
+            (record.task_folder(name) / SELECTION).write_bytes(pickle.dumps(selection))
+        if write is not None:
+            launcher.close()
+            for task in tasks:
+                for file in emit(place, task, write):
+                    view.event(f"written: {file}")
+            return Run(directory=place, plan=made, results={}, report=None)
+        return _carry_out(tasks, made, cluster, launcher, record, view, limits, sinks)
+
+
+def _go_on(
+    directory: Path, engine: EngineName | Launcher, limits: Limits, sinks: Sequence[str | Sink], show: Show
+) -> Run:
+    """Go on with a run where it stopped: its tasks are in its directory."""
+    with Record.open(directory) as record:
+        cluster = Cluster.load(directory / CLUSTER)
+        asked = record.config["engine"] if engine == "local" else engine
+        launcher, _ = launcher_of(asked, cluster, None, None, directory)
+        files = sorted((directory / "tasks").glob(f"*/{FILE}"))
+        tasks = [Task.load(file.parent) for file in files]
+        left = [task for task in tasks if not _has_finished(task, record)]
+        names = {task.name for task in left}
+        left = [replace(task, after=tuple(name for name in task.after if name in names)) for task in left]
+        view = View(show)
+        record.event("resumed", f"{len(left)} of {len(tasks)} tasks are left")
+        view.event(f"going on with {directory}: {len(left)} of {len(tasks)} tasks are left")
+        return _carry_out(left, None, cluster, launcher, record, view, limits, sinks)
+
+
+def _has_finished(task: Task, record: Record) -> bool:
+    if task.kind == "search":
+        return False  # which trials it has, the search itself knows
+    found = [JobResult.load(record.folder(name)) for name in task.names]
+    return all(result is not None and result.finished for result in found)
+
+
+def _carry_out(
+    tasks: Sequence[Task],
+    made: WorkloadPlan | None,
+    cluster: Cluster,
+    launcher: Launcher,
+    record: Record,
+    view: View,
+    limits: Limits,
+    sinks: Sequence[str | Sink],
+) -> Run:
+    taking = Sinks(chosen(sinks, record.directory / "tensorboard"), warn=view.event)
+    taking.open(record.name, record.config)
+    first = _first_attempt(record)
+    supervisor = Supervisor(
+        tasks, launcher, record, view, taking, limits=limits, first_attempt=first,
+        narrow=lambda task, left: narrow(task, left, cluster),
+    )  # fmt: skip
+    view.begin(
+        [
+            {"job": job.name, "strategy": task.strategy, "devices": list(task.devices), "steps": job.steps}
+            for task in tasks
+            for job in task.read_jobs()
+        ]
+    )
+    try:
+        results = supervisor.run()
+    finally:
+        taking.close()
+        view.end()
+    for job in record.jobs:  # of a run that goes on, what had finished before
+        kept = JobResult.load(record.folder(job.name))
+        if kept is not None and job.name not in results:
+            results[job.name] = kept
+    page = _report(record, view)
+    return Run(
+        directory=record.directory,
+        plan=made,
+        results=results,
+        report=page,
+        interrupted=supervisor.interrupted,
+    )
+
+
+def _report(record: Record, view: View) -> Path | None:
+    """The page; what has been trained is not lost where it cannot be made."""
+    try:
+        return report(record.directory)
+    except Exception as error:
+        reason = f"{type(error).__name__}: {error}"
+        record.event("failed", f"the report cannot be made: {reason}")
+        view.event(f"the report cannot be made: {reason}")
+        return None
+
+
+def _first_attempt(record: Record) -> int:
+    """Above that of every attempt there was: what those still send is not taken for ours."""
+    return 1 + max((int(row.get("attempt", 0)) for row in record.history()), default=-1)

@@ -1,0 +1,359 @@
+"""Runs the tasks of a run to their end: starts workers, hears them, restarts what fails, stops when asked.
+
+Bounds within which something is noticed: a worker that dies, at once; one that is silent (stopped, or on a
+host that was cut off), after ``silence_s``; workers that are alive but make no step, after ``stall_s`` or
+twenty times their longest step. A task that failed goes on from its last checkpoint; others do not notice.
+"""
+
+from __future__ import annotations
+
+import math
+import queue
+import secrets
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from types import FrameType
+from typing import Any
+
+from plait.engine.channel import BEAT_S, Board, Caller, Said
+from plait.engine.course import Attempt, Course, Limits
+from plait.engine.launcher import Launcher, Worker
+from plait.engine.live import View
+from plait.engine.record import Record
+from plait.engine.result import JobResult
+from plait.engine.retries import Failure, Retries
+from plait.engine.sinks import Sinks
+from plait.engine.task import Task
+from plait.engine.telling import ATTEMPT_FILE
+from plait.engine.worker import EXIT_STOPPED, Situation
+from plait.worker import Place
+
+_TICK_S = 0.05
+_STARTING_S = 180.0
+"""Within which a worker that was started says its first word."""
+_STALL_STEPS = 20
+_HEARING_S = 2.0
+"""After the first worker of a task failed, how long the others may take to say why they did."""
+_STOPPING_S = 120.0
+"""How long workers may take to come to a checkpoint once they are asked to stop."""
+
+
+class Supervisor:
+    """The tasks of one run under way."""
+
+    def __init__(
+        self,
+        tasks: Sequence[Task],
+        launcher: Launcher,
+        record: Record,
+        view: View,
+        sinks: Sinks,
+        *,
+        limits: Limits,
+        narrow: Callable[[Task, frozenset[str]], Task | None],
+        first_attempt: int = 0,
+    ) -> None:
+        """``narrow(task, devices)`` makes a task for the devices that are left, or None."""
+        self._courses = {
+            task.name: Course(
+                task=task,
+                retries=Retries(limits.restarts, first_s=limits.backoff_s),
+                attempts=first_attempt,
+            )
+            for task in tasks
+        }
+        self._launcher, self._record, self._view, self._sinks = launcher, record, view, sinks
+        self._limits, self._narrow = limits, narrow
+        self._token = secrets.token_hex(16)
+        self._asked = 0
+        """How often this run was asked to stop."""
+        self._asked_s: float | None = None
+        self._told_s = -math.inf
+
+    def run(self) -> dict[str, JobResult]:
+        """Carry out all tasks; what came of each job."""
+        listening = self._launcher.listen()
+        self._engine = (self._launcher.reach(), int(listening.getsockname()[1]))
+        self._board = Board(listening, self._token)
+        try:
+            with self._asking():
+                while any(course.end is None for course in self._courses.values()):
+                    self._hear()
+                    self._look()
+                    if self._asked:
+                        self._stop()
+                    else:
+                        self._start()
+            return self._results()
+        finally:
+            for course in self._courses.values():
+                self._kill(course)
+            self._board.close()
+            self._launcher.close()
+
+    @property
+    def interrupted(self) -> bool:
+        """Whether it was asked to stop before the end."""
+        return self._asked > 0
+
+    # --- asked to stop --------------------------------------------------------------------------------
+
+    @contextmanager
+    def _asking(self) -> Iterator[None]:
+        """Ctrl-C and SIGTERM ask to stop at a checkpoint; a second time, at once."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+
+        def ask(number: int, frame: FrameType | None) -> None:
+            self._asked += 1
+
+        before = {each: signal.signal(each, ask) for each in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            yield
+        finally:
+            for each, handler in before.items():
+                signal.signal(each, handler)
+
+    def _stop(self) -> None:
+        now = time.monotonic()
+        if self._asked_s is None:
+            self._asked_s = now
+            self._event("stopping", "asked to stop: jobs end at a checkpoint; ask again to end at once")
+        late = now - self._asked_s > _STOPPING_S
+        again = now - self._told_s > BEAT_S  # workers that had not begun yet are asked, too
+        self._told_s = now if again else self._told_s
+        for course in self._courses.values():
+            if course.end is not None:
+                continue
+            if course.attempt is None or self._asked > 1 or late:
+                self._kill(course)
+                self._end(course, "stopped")
+            elif again:
+                self._board.tell(course.task.name, {"stop": True})
+
+    # --- starting -------------------------------------------------------------------------------------
+
+    def _start(self) -> None:
+        now = time.monotonic()
+        available: frozenset[str] | None = None
+        for course in self._courses.values():
+            if course.end is not None or course.attempt is not None or course.not_before_s > now:
+                continue
+            if any(self._courses[name].end is None for name in course.task.after if name in self._courses):
+                continue
+            if available is None:
+                available = self._launcher.available()
+            if self._can_start(course, available, now):
+                self._begin(course)
+
+    def _can_start(self, course: Course, available: frozenset[str], now: float) -> bool:
+        missing = set(course.task.devices) - available
+        if not missing:
+            course.missing_s = None
+            return True
+        if course.missing_s is None:
+            course.missing_s = now
+            self._event("waiting", f"waits for {', '.join(sorted(missing))}, which cannot be had now", course)
+        if now - course.missing_s < self._limits.missing_s:
+            return False
+        task = self._narrow(course.task, available)
+        if task is None:
+            course.error = (
+                f"its devices {', '.join(sorted(missing))} are gone, and it cannot go on without them"
+            )
+            self._event("failed", course.error, course)
+            self._end(course, "failed")
+            return False
+        before, course.task, course.missing_s = len(course.task.devices), task, None
+        self._event("decision", f"goes on with {len(task.devices)} of {before} devices", course)
+        return True
+
+    def _begin(self, course: Course) -> None:
+        task, number = course.task, course.attempts
+        course.attempts += 1
+        folder = self._record.task_folder(task.name)
+        task.save(folder)
+        for name in task.names:
+            (self._record.folder(name) / ATTEMPT_FILE).write_text(f"{number}\n")
+        address, port = self._launcher.meeting(task.devices[0])
+        now = time.monotonic()
+        workers: list[Worker] = []
+        course.attempt = Attempt(number=number, workers=workers, started_s=now, moved_s=now)
+        course.started_s = course.started_s or now
+        for rank in range(task.workers):
+            cores = task.cores[rank] if rank < len(task.cores) else ()
+            if task.kind != "train":
+                cores = tuple(sorted({core for each in task.cores for core in each}))
+            situation = Situation(
+                engine=self._engine,
+                token=self._token,
+                attempt=number,
+                silence_s=self._limits.silence_s,
+                cores=cores,
+            )
+            place = Place(rank=rank, world=task.workers, address=address, port=port)
+            workers.append(
+                self._launcher.start(
+                    [str(folder)],
+                    device=task.devices[rank],
+                    environment=self._environment(task, place, situation),
+                    log=folder / f"rank{rank}.log",
+                )
+            )
+        where = ", ".join(task.devices)
+        verb = "restarted" if course.retries.count else "started"
+        self._event(verb, f"{task.strategy} on {where}", course, attempt=number)
+
+    def _environment(self, task: Task, place: Place, situation: Situation) -> dict[str, str]:
+        own = {**place.environment(), **situation.environment()}
+        if task.priority == "foreground":
+            own["PLAIT_PUBLISH"] = "foreground"  # so that background work beside it knows when it must wait
+        return own
+
+    # --- hearing --------------------------------------------------------------------------------------
+
+    def _hear(self) -> None:
+        """Take in what workers have said; waits a moment where nobody has."""
+        block = True
+        while True:
+            try:
+                said = self._board.inbox.get(timeout=_TICK_S) if block else self._board.inbox.get_nowait()
+            except queue.Empty:
+                return
+            block = False
+            course = self._courses.get(said.caller.task)
+            attempt = None if course is None else course.attempt
+            if course is not None and attempt is not None and attempt.number == said.caller.attempt:
+                self._take(course, attempt, said)
+
+    def _take(self, course: Course, attempt: Attempt, said: Said) -> None:
+        message = said.message
+        if (row := message.get("row")) is not None:
+            if "evaluation" not in row:
+                attempt.step(row, time.monotonic())
+            self._record.step(row)
+            self._sinks.row(row)
+            self._view.update(str(row["job"]), row)
+        if (facts := message.get("facts")) is not None:
+            for job in facts.pop("jobs"):
+                self._view.update(job, facts)
+        if (event := message.get("event")) is not None:
+            self._event(str(event["kind"]), str(event["text"]), course)
+        if (name := message.get("result")) is not None:
+            course.settled.add(str(name))
+        if (error := message.get("error")) is not None:
+            attempt.blame(error)
+
+    # --- looking --------------------------------------------------------------------------------------
+
+    def _look(self) -> None:
+        now = time.monotonic()
+        for course in self._courses.values():
+            attempt = course.attempt
+            if attempt is None:
+                continue
+            codes = [worker.poll() for worker in attempt.workers]
+            if all(code == 0 for code in codes):
+                self._hear_out(course)
+                self._kill(course)
+                self._end(course, "finished")
+            elif all(code in (0, EXIT_STOPPED) for code in codes):
+                self._hear_out(course)
+                if self._asked:
+                    self._kill(course)
+                    self._end(course, "stopped")
+                else:
+                    self._fail(course, attempt.failed("killed", "somebody else asked its workers to stop"))
+            elif (failure := self._failure(course, attempt, codes, now)) is not None:
+                self._fail(course, failure)
+
+    def _hear_out(self, course: Course) -> None:
+        """Take in what workers said before they ended, which may still be on its way."""
+        until = time.monotonic() + _HEARING_S
+        while self._board.connected(course.task.name) and time.monotonic() < until:
+            self._hear()
+        self._hear()
+
+    def _failure(
+        self, course: Course, attempt: Attempt, codes: list[int | None], now: float
+    ) -> Failure | None:
+        bad = [rank for rank, code in enumerate(codes) if code not in (None, 0, EXIT_STOPPED)]
+        if bad:
+            attempt.ended_s = attempt.ended_s or now
+            if attempt.error is None and None in codes and now - attempt.ended_s < _HEARING_S:
+                return None
+            log = self._record.task_folder(course.task.name) / f"rank{bad[0]}.log"
+            return attempt.ended(codes, bad[0], log)
+        for rank, worker in enumerate(attempt.workers):
+            if codes[rank] is not None:
+                continue
+            speaker = -1 if course.task.priority == "background" else rank
+            silent = self._board.silent_s(Caller(task=course.task.name, attempt=attempt.number, rank=speaker))
+            if silent is None and now - attempt.started_s > _STARTING_S:
+                text = f"rank {rank} on {worker.name} has not begun within {_STARTING_S:g} s"
+                return attempt.failed("lost", text)
+            if silent is not None and silent > self._limits.silence_s:
+                text = f"rank {rank} on {worker.name} has not been heard for {silent:.1f} s"
+                return attempt.failed("lost", text)
+        bound = max(self._limits.stall_s, _STALL_STEPS * attempt.longest_s)
+        if now - attempt.moved_s > bound and course.task.priority == "foreground":
+            return attempt.failed("stalled", f"no step was made for {now - attempt.moved_s:.0f} s")
+        return None
+
+    def _fail(self, course: Course, failure: Failure) -> None:
+        self._kill(course)
+        if self._asked:
+            self._event("failed", f"{failure.text}, while stopping", course)
+            self._end(course, "stopped")
+            return
+        verdict = course.retries.after(failure)
+        if verdict.again_s is None:
+            course.error = failure.text
+            self._event("failed", f"{failure.text}; {verdict.why}", course)
+            self._end(course, "failed")
+        else:
+            course.not_before_s = time.monotonic() + verdict.again_s
+            self._event("broken", f"{failure.text}; {verdict.why}", course, cause=failure.cause)
+
+    # --- ending ---------------------------------------------------------------------------------------
+
+    def _kill(self, course: Course) -> None:
+        attempt, course.attempt = course.attempt, None
+        if attempt is not None:
+            for worker in attempt.workers:
+                worker.kill()
+
+    def _end(self, course: Course, end: str) -> None:
+        course.end, course.ended_s = end, time.monotonic()
+        if end != "failed":
+            self._event(
+                end, f"after {course.retries.count} restarts" if course.retries.count else end, course
+            )
+
+    def _results(self) -> dict[str, JobResult]:
+        found: dict[str, JobResult] = {}
+        for course in self._courses.values():
+            seconds = course.ended_s - (course.started_s or course.ended_s)
+            for name in sorted(
+                {*course.settled, *(() if course.task.kind == "search" else course.task.names)}
+            ):
+                made = JobResult.load(self._record.folder(name)) if name in course.settled else None
+                if made is None:
+                    losses = tuple(row["loss"] for row in self._record.rows().get(name, ()) if "loss" in row)
+                    end: Any = "failed" if course.end == "failed" else "stopped"
+                    made = JobResult(
+                        name=name, end=end, strategy=course.task.strategy, losses=losses, error=course.error
+                    )
+                found[name] = replace(made, seconds=seconds, restarts=course.retries.count)
+                found[name].save(self._record.folder(name))
+        return found
+
+    def _event(self, kind: str, text: str, course: Course | None = None, **facts: Any) -> None:
+        job = None if course is None else course.task.name
+        self._record.event(kind, text, job=job, **facts)
+        self._view.event(text if job is None else f"{job}: {kind}: {text}")

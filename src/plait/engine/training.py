@@ -1,0 +1,225 @@
+"""A task carried out by one worker: the strategy's own trainer, which tells its steps and can be stopped."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import signal
+import threading
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from plait.engine.result import JobResult
+from plait.engine.task import SELECTION, Task
+from plait.engine.telling import Teller, resident_bytes
+from plait.job import Job
+
+if TYPE_CHECKING:
+    from plait.progress import Result, Step
+    from plait.spill.outcome import Outcome, Outcomes
+
+SPILL_FOLDER = "spill"
+"""Where in a task's folder jobs live that take turns."""
+
+
+def carry_out(task: Task, folder: Path, teller: Teller) -> bool:
+    """Do a task's work, or what is left of it; whether it is done, and not stopped before the end."""
+    if task.kind != "train":
+        return _take_turns(task, folder, teller)
+    (job,) = task.read_jobs()
+    result = _train(task, job, teller)
+    if result.finished and teller.rank == 0:
+        _finish(task, job, result, teller)
+    return result.finished
+
+
+# --- one job -------------------------------------------------------------------------------------------
+
+
+def _train(task: Task, job: Job, teller: Teller) -> Result:
+    common: dict[str, Any] = {
+        "resume": True,
+        "directory": teller.folder(job.name),
+        "save_every": task.save_every,
+        "should_stop": partial(_should_stop, job.name, task.workers, teller),
+    }
+    if task.strategy == "pipeline":
+        from plait.pipeline.plan import PipelinePlan
+        from plait.pipeline.training import train as train_in_stages
+
+        pipeline_plan = PipelinePlan.from_json(task.plan)
+        facts = {} if pipeline_plan.order.k is None else {"k": pipeline_plan.order.k}
+        return train_in_stages(job, pipeline_plan, **common, on_step=_on_step(job, teller, lambda: facts))
+    if task.strategy == "burst":
+        from plait.burst.burst_plan import BurstPlan
+        from plait.burst.training import train as train_in_widths
+
+        burst_plan = BurstPlan.from_json(task.plan)
+        collective = None
+        if task.compress is not None:
+            from plait.compress import CompressedCollective
+
+            collective = (
+                CompressedCollective(bits=task.compress)
+                if task.compress != "auto"
+                else CompressedCollective()
+            )
+        wide: dict[str, Any] = {"width": max(burst_plan.widths)}
+        if isinstance(task.compress, int):
+            wide["bits"] = task.compress
+        return train_in_widths(
+            job, burst_plan, **common, collective=collective, on_step=_on_step(job, teller, lambda: wide)
+        )
+    return _train_plainly(task, job, common, teller)
+
+
+def _train_plainly(task: Task, job: Job, common: dict[str, Any], teller: Teller) -> Result:
+    from plait import reference
+
+    if task.compress is None or task.workers == 1:
+        return reference.train(job, **common, on_step=_on_step(job, teller, dict))
+    from plait import compress
+
+    attached: list[Any] = []
+
+    def attach(model: Any) -> None:
+        attached.append(compress.attach(model, bits=task.compress))
+
+    def facts() -> dict[str, Any]:
+        total = attached[0].report().total
+        return {"bits": 32 / total.ratio, "wire_bytes": total.sent_bytes}  # of the whole attempt so far
+
+    return reference.train(job, **common, attach=attach, on_step=_on_step(job, teller, facts))
+
+
+def _on_step(job: Job, teller: Teller, facts: Callable[[], dict[str, Any]]) -> Callable[[Step], None] | None:
+    """What tells of a step; only one rank does."""
+    if teller.rank != 0:
+        return None
+
+    def told(step: Step) -> None:
+        row = {
+            "step": step.step,
+            "loss": step.loss if step.loss - step.loss == 0 else None,
+            "seconds": step.seconds,
+            "learning_rate": step.learning_rate,
+            "samples_per_s": job.batch / step.seconds if step.seconds else None,
+            "memory_bytes": resident_bytes(),
+            **facts(),
+        }
+        if step.norm is not None:
+            row["norm"] = step.norm if step.norm - step.norm == 0 else None
+        if step.skipped:
+            row["skipped"] = True
+        teller.step(job.name, row)
+
+    return told
+
+
+def _should_stop(job: str, workers: int, teller: Teller, done: int) -> bool:
+    """Whether any rank was asked to stop: all must leave after the same step."""
+    if teller.rank == 0:
+        teller.check_fence(job)  # before a checkpoint is written
+    if workers == 1:
+        return teller.should_stop
+    import torch
+    import torch.distributed as dist
+
+    where = "cuda" if dist.get_backend() == "nccl" else "cpu"
+    asked = torch.tensor([float(teller.should_stop)], device=where)
+    dist.all_reduce(asked)
+    return bool(asked.item())
+
+
+def _finish(task: Task, job: Job, result: Result, teller: Teller) -> None:
+    """Leave weights that others can read, and what came of the job."""
+    from plait.engine.export import NAME, save_weights
+
+    weights = save_weights(result.model.state_dict(), teller.folder(job.name) / NAME)
+    _tell_evaluations(job.name, result.evaluations, teller)
+    teller.result(
+        JobResult(
+            name=job.name,
+            end="finished",
+            strategy=task.strategy,
+            losses=result.losses,
+            evaluations=result.evaluations,
+            skipped=result.skipped,
+            weights=weights,
+        )
+    )
+
+
+def _tell_evaluations(job: str, evaluations: Any, teller: Teller) -> None:
+    for evaluated in evaluations:
+        facts = {"loss": evaluated.loss, **evaluated.metrics}
+        teller.step(job, {"step": evaluated.step - 1, "evaluation": facts})
+
+
+# --- jobs that take turns ------------------------------------------------------------------------------
+
+
+def _take_turns(task: Task, folder: Path, teller: Teller) -> bool:
+    from plait.spill import fit, search
+
+    told: dict[str, int] = {}
+
+    def on_step(job: str, done: int, loss: float) -> None:
+        if done > told.get(job, 0):
+            told[job] = done
+            teller.step(job, {"step": done - 1, "loss": loss if loss - loss == 0 else None})
+
+    settings: dict[str, Any] = {
+        "memory": task.memory_bytes,
+        "devices": len(task.devices),
+        "directory": folder / SPILL_FOLDER,
+        "resume": True,
+        "show": partial(print, flush=True),
+        "on_step": on_step,
+    }
+    threading.Thread(target=_interrupt, args=(teller,), name="plait-stop", daemon=True).start()
+    try:
+        if task.kind == "search":
+            selection = pickle.loads((folder / SELECTION).read_bytes())
+            outcomes: Outcomes = search(selection, **settings)
+        else:
+            outcomes = fit(task.read_jobs(), **settings)
+    except KeyboardInterrupt:
+        return False
+    for outcome in outcomes:
+        _settle(outcome, teller)
+    return True
+
+
+def _interrupt(teller: Teller) -> None:
+    """Spill ends at a commit where Ctrl-C asks it to; so that is how it is asked."""
+    teller.wait_for_stop()
+    os.kill(os.getpid(), signal.SIGINT)
+
+
+def _settle(outcome: Outcome, teller: Teller) -> None:
+    """Put what came of a job where that of every job is."""
+    from plait.engine.export import NAME
+
+    folder = teller.folder(outcome.name)
+    folder.mkdir(parents=True, exist_ok=True)
+    weights = None
+    if outcome.weights is not None:
+        weights = folder / NAME
+        weights.unlink(missing_ok=True)
+        os.link(outcome.weights, weights)
+    _tell_evaluations(outcome.name, outcome.evaluations, teller)
+    teller.result(
+        JobResult(
+            name=outcome.name,
+            end="finished" if outcome.finished else "failed" if outcome.end == "failed" else "stopped",
+            strategy="spill",
+            losses=outcome.losses,
+            evaluations=outcome.evaluations,
+            skipped=outcome.skipped,
+            error=outcome.error,
+            weights=weights,
+        )
+    )

@@ -1,0 +1,121 @@
+"""Plans as tasks: every job in one of them, and none on a device before whom the plan puts there first."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from plait.cluster import Cluster
+from plait.engine.assignment import Manner, narrowed, tasks_of
+from plait.spill import Choice, Selection, no_halving
+from plait.strategy.option import Option
+from plait.strategy.workload import Placement, Way, WorkloadPlan
+from reference_jobs import BASE, job
+
+HERE = Cluster.uniform(devices_per_host=4, memory="1GiB", bandwidth="1gbit", latency="50us")
+NAMES = [device.name for device in HERE.devices]
+
+
+def option(strategy="data", devices=NAMES, **settings):
+    memory = dict.fromkeys(devices, 1 << 20)
+    budget = dict.fromkeys(devices, 1 << 30)
+    return Option(
+        strategy=strategy, name=strategy, batch=8, step_ms=10.0, memory_bytes=memory, budget_bytes=budget,
+        **settings,
+    )  # fmt: skip
+
+
+def placed(name, devices, start_ms=0.0, end_ms=100.0, how="foreground", **settings):
+    return Placement(
+        job=name, how=how, option=option(devices=devices, **settings), devices=tuple(devices),
+        start_ms=start_ms, end_ms=end_ms,
+    )  # fmt: skip
+
+
+def plan_of(*placements):
+    way = Way(name="by hand", placements=placements, makespan_ms=1.0, samples_per_s=1.0)
+    return WorkloadPlan(
+        cluster=HERE, objective="makespan", ways=(way,), comparisons={}, bound_ms=1.0,
+        bound_samples_per_s=1.0, why="by hand",
+    )  # fmt: skip
+
+
+def tasks(*placements, sweeps=None, **manner):
+    jobs = {placement.job: job(BASE, name=placement.job) for placement in placements}
+    return tasks_of(plan_of(*placements), jobs, sweeps or {}, Manner(**manner))
+
+
+@st.composite
+def schedules(draw):
+    """Placements in which no device has two jobs at once."""
+    free = dict.fromkeys(NAMES, 0.0)
+    found = []
+    for number in range(draw(st.integers(1, 6))):
+        devices = draw(st.lists(st.sampled_from(NAMES), min_size=1, unique=True))
+        start = max(free[name] for name in devices) + draw(st.sampled_from([0.0, 5.0]))
+        end = start + draw(st.sampled_from([1.0, 10.0]))
+        free |= dict.fromkeys(devices, end)
+        found.append(placed(f"job-{number}", devices, start, end))
+    return found
+
+
+@given(schedules())
+def test_on_every_device_jobs_come_in_the_order_of_the_plan(placements):
+    made = {task.name: task for task in tasks(*placements)}
+    assert set(made) == {placement.job for placement in placements}
+    for one in placements:
+        for other in placements:
+            shared = set(one.devices) & set(other.devices)
+            first = one.end_ms <= other.start_ms
+            assert (one.job in made[other.job].after) == bool(shared and first and one is not other)
+
+
+def test_a_task_has_what_its_workers_need():
+    (task,) = tasks(placed("gpt", NAMES[:2], strategy="data", bits=4), save_every=7)
+    assert (task.kind, task.strategy, task.compress, task.save_every) == ("train", "data", 4, 7)
+    assert task.devices == tuple(NAMES[:2])
+    assert task.read_jobs()[0].name == "gpt"
+
+
+def test_checkpoints_come_about_every_thirty_seconds():
+    (task,) = tasks(placed("gpt", NAMES))
+    assert task.save_every == 3000
+
+
+def test_jobs_that_alternate_are_one_task_with_all_the_memory():
+    both = [placed(name, NAMES[:2], how="alternated", strategy="spill") for name in ("a", "b")]
+    (task,) = tasks(*both)
+    assert (task.kind, task.names, task.workers) == ("spill", ("a", "b"), 1)
+    assert task.memory_bytes == 2 << 30
+    (task,) = tasks(*both, memory_bytes=1 << 20)
+    assert task.memory_bytes == 2 << 20
+
+
+def test_background_jobs_wait_for_nobody_and_nobody_for_them():
+    front, behind, later = tasks(
+        placed("front", NAMES),
+        placed("later", NAMES, 100.0, 200.0),
+        placed("behind", NAMES[:1], how="background"),
+    )[0:3]
+    by_name = {task.name: task for task in (front, behind, later)}
+    assert by_name["behind"].priority == "background"
+    assert by_name["behind"].after == ()
+    assert by_name["later"].after == ("front",)
+
+
+@pytest.mark.parametrize("priority", ["foreground", "background"])
+def test_a_sweep_comes_after_the_foreground_or_behind_it(priority):
+    swept = job(BASE, name="swept", priority=priority, memory="100MiB")
+    sweep = Selection(swept, {"optimizer.lr": Choice([0.1])}, no_halving(trials=1, most_steps=7))
+    front, search = tasks(placed("front", NAMES), sweeps={"swept-sweep": sweep})
+    assert (search.kind, search.priority) == ("search", priority)
+    assert search.after == (("front",) if priority == "foreground" else ())
+    assert search.memory_bytes == 4 * 100 * 2**20
+    assert front.after == ()
+
+
+def test_a_task_on_fewer_devices_keeps_its_name_and_its_checkpoints():
+    (task,) = tasks(placed("gpt", NAMES, bits=4), save_every=7)
+    less = narrowed(task, placed("gpt", NAMES[1:2]), HERE)
+    assert less.devices == (NAMES[1],)
+    assert less.compress is None
+    assert (less.name, less.jobs, less.save_every) == (task.name, task.jobs, task.save_every)

@@ -1,0 +1,212 @@
+"""Whole runs in real processes: every strategy, failures, stops, and going on."""
+
+import dataclasses
+import functools
+import json
+import math
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+from engine_jobs import ADAM, SMALL, breaking, slow, workers_of
+
+import plait
+from plait import reference
+from plait.cluster import Cluster, Tier
+from plait.engine import Limits
+from plait.errors import FileError, UsageError
+from plait.spill import Choice, Selection, no_halving
+from reference_jobs import job, points
+
+QUICK = Limits(silence_s=5.0, backoff_s=0.05)
+
+
+@pytest.fixture
+def here(tmp_path):
+    """Two devices of this machine and its disk, as far as tests need to know them."""
+    found = Cluster.uniform(devices_per_host=2, memory="1GiB", bandwidth="10gbit", latency="20us")
+    rates = {"read_bytes_per_s": 1e9, "write_bytes_per_s": 1e9}
+    disk = Tier(name="disk", host="node0", capacity_bytes=1 << 36, directory=str(tmp_path), **rates)
+    return dataclasses.replace(found, tiers=(disk,))
+
+
+@pytest.fixture
+def go(tmp_path, here, monkeypatch):
+    def run(jobs, **settings):
+        settings = {"directory": tmp_path / "run", "show": False, "limits": QUICK, **settings}
+        return plait.run(jobs, here, profiles=tmp_path / "profiles", **settings)
+
+    return run
+
+
+def events(done, kind):
+    lines = (done.directory / "events.jsonl").read_text().splitlines()
+    return [event for event in map(json.loads, lines) if event["kind"] == kind]
+
+
+def assert_close(found, plain):
+    assert len(found) == len(plain)
+    assert all(math.isclose(a, b, rel_tol=1e-10) for a, b in zip(found, plain, strict=True))
+
+
+@pytest.mark.parametrize("strategy", ["data", "pipeline", "burst"])
+def test_every_strategy_trains_the_same(go, strategy):
+    done = go(SMALL, strategy=strategy)
+    assert_close(done["small"].losses, reference.train(SMALL).losses)
+    assert done.finished
+    assert done["small"].strategy == strategy
+    assert done["small"].weights.is_file()
+    assert done.report.is_file()
+
+
+def test_spilled_jobs_and_a_sweep_end_with_the_bits_of_plain_training(go, tmp_path):
+    space = {"optimizer.lr": Choice([0.1, 0.05])}
+    sweep = Selection(job(SMALL, name="swept"), space, no_halving(trials=2, most_steps=6), seed=1)
+    done = go([job(SMALL, strategy="spill", memory="1GiB"), sweep])
+    assert done["small"].losses == reference.train(SMALL).losses
+    trials = [name for name in done if name.startswith("swept")]
+    assert len(trials) == 2
+    assert all(done[name].finished for name in trials)
+
+
+def test_a_worker_that_is_killed_goes_on_from_its_checkpoint_to_the_same_bits(go, tmp_path):
+    broken = breaking(tmp_path / "flag", at=4, how="killed")
+    done = go(broken, strategy="data", devices=1, save_every=2)
+    assert done["small"].losses == reference.train(SMALL).losses
+    assert done["small"].restarts == 1
+    (event,) = events(done, "broken")
+    assert "SIGKILL" in event["text"]
+    attempts = [
+        json.loads(line)["attempt"] for line in (done.directory / "metrics.jsonl").read_text().splitlines()
+    ]
+    assert sorted(set(attempts)) == [0, 1]
+
+
+def test_a_worker_that_is_silent_is_given_up(go, tmp_path):
+    done = go(
+        breaking(tmp_path / "flag", at=3, how="stopped"),
+        strategy="data",
+        limits=Limits(silence_s=3.0, backoff_s=0.05),
+    )
+    assert_close(done["small"].losses, reference.train(SMALL).losses)
+    (event,) = events(done, "broken")
+    assert "not been heard" in event["text"]
+
+
+def test_one_job_that_raises_does_not_disturb_another(go, tmp_path):
+    broken = breaking(tmp_path / "flag", at=2, how="always", name="broken")
+    done = go([broken, SMALL], strategy="data")
+    assert done["broken"].end == "failed"
+    assert "the data is broken" in done["broken"].error
+    assert done["small"].finished
+    assert_close(done["small"].losses, reference.train(SMALL).losses)
+
+
+def test_a_loss_that_is_not_finite_is_final(go):
+    hot = job(SMALL, data=functools.partial(points, broken_at=0), name="hot", steps=20)
+    done = go(hot, strategy="data")
+    assert done["hot"].end == "failed"
+    assert done["hot"].restarts == 0
+    assert "nonfinite" in done["hot"].error
+
+
+SCRIPT = """
+import sys
+from pathlib import Path
+sys.path[:0] = {paths!r}
+import plait
+from engine_jobs import slow
+from plait.cluster import Cluster, Tier
+if __name__ == "__main__":
+    here = Cluster.uniform(devices_per_host=2, memory="1GiB", bandwidth="10gbit", latency="20us")
+    done = plait.run(slow(0.05), here, directory={directory!r}, profiles={profiles!r}, strategy="data")
+    sys.exit(130 if done.interrupted else 0)
+"""
+
+
+def started(tmp_path, directory):
+    file = tmp_path / "train.py"
+    paths = [path for path in sys.path if "tests" in path]
+    file.write_text(SCRIPT.format(paths=paths, directory=str(directory), profiles=str(tmp_path / "profiles")))
+    process = subprocess.Popen([sys.executable, str(file)], stderr=subprocess.PIPE, text=True)
+    for line in process.stderr:
+        if "step" in line and "loss" in line:
+            return process
+    raise AssertionError("it has not begun")
+
+
+def test_a_run_that_is_asked_to_stop_goes_on_to_the_same_bits(tmp_path, go):
+    directory = tmp_path / "run"
+    process = started(tmp_path, directory)
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=100)
+    assert process.returncode == 130
+    assert not workers_of(directory)
+    first = json.loads((directory / "jobs/small/result.json").read_text())
+    assert first["end"] == "stopped"
+    assert 0 < len(first["losses"]) < 6
+    done = plait.run(resume=directory, show=False, limits=QUICK)
+    assert_close(done["small"].losses, reference.train(SMALL).losses)
+    assert done.finished
+
+
+def test_an_engine_that_is_killed_leaves_nobody_behind_and_can_be_gone_on_with(tmp_path):
+    directory = tmp_path / "run"
+    process = started(tmp_path, directory)
+    process.kill()
+    process.wait()
+    process.stderr.close()
+    until = time.monotonic() + 60
+    while workers_of(directory):
+        assert time.monotonic() < until
+        time.sleep(0.05)
+    done = plait.run(resume=directory, show=False, limits=QUICK)
+    assert_close(done["small"].losses, reference.train(SMALL).losses)
+
+
+def test_what_cannot_be_run_is_refused_before_anything_starts(go, tmp_path):
+    for settings, word in [
+        ({"strategy": "magic"}, "magic"),
+        ({"compress": 9}, "9 bits"),
+        ({"engine": "slurm"}, "slurm"),
+        ({"resume": tmp_path, "directory": None}, "has its jobs"),
+        ({"save_every": 0}, "save_every"),
+    ]:
+        with pytest.raises(UsageError, match=word):
+            go(SMALL, **settings)
+    with pytest.raises(UsageError, match="no jobs"):
+        go([])
+    with pytest.raises(UsageError, match="neither a job nor a sweep"):
+        go(["train.py"])
+    with pytest.raises(UsageError, match="two jobs are named 'small'"):
+        go([SMALL, SMALL])
+    assert not (tmp_path / "run").exists()
+
+
+def test_what_fits_nowhere_is_refused_with_the_reason(tmp_path):
+    nowhere = Cluster.uniform(memory="1GiB", bandwidth="10gbit")
+    with pytest.raises(UsageError, match=r"small cannot be run here: .*spill: .*disk"):
+        plait.run(job(SMALL, strategy="spill"), nowhere, profiles=tmp_path, show=False)
+
+
+def test_a_directory_that_holds_a_run_is_refused(go):
+    go(job(SMALL, steps=1), strategy="data")
+    with pytest.raises(FileError, match="holds a run already"):
+        go(SMALL)
+
+
+def test_a_dry_run_shows_the_plan_and_starts_nothing(go, tmp_path):
+    lines = []
+    done = go([SMALL, job(SMALL, name="other", optimizer=ADAM)], dry_run=True, show=lines.append)
+    assert done.plan.why
+    assert any("other:" in line for line in lines)
+    assert not (tmp_path / "run").exists()
+
+
+def test_background_jobs_train_behind_the_foreground(go):
+    behind = job(SMALL, name="behind", priority="background", steps=4)
+    done = go([slow(0.02, steps=10), behind], strategy="data")
+    assert done.finished
+    assert done["behind"].losses == reference.train(behind).losses
