@@ -52,7 +52,7 @@ def hidden_letters(seed: int, *, share: float = 0.15, held_out: bool = False) ->
     return Hidden(seed, share, held_out)
 
 
-def bert(*, width: int = 64, layers: int = 4, heads: int = 4) -> nn.Module:
+def bert(*, width: int = 64, layers: int = 2, heads: int = 4) -> nn.Module:
     from transformers import BertConfig, BertForMaskedLM
 
     size = {"hidden_size": width, "num_hidden_layers": layers, "num_attention_heads": heads}

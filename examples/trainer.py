@@ -38,7 +38,7 @@ def main() -> None:
         arguments = TrainingArguments(
             output_dir=directory, use_cpu=True, ddp_backend="gloo", max_steps=options.steps,
             per_device_train_batch_size=8, learning_rate=3e-3, logging_steps=10, save_strategy="no",
-            report_to="none", disable_tqdm=True,
+            report_to="none", disable_tqdm=True, ddp_find_unused_parameters=False,
         )  # fmt: skip
         trainer = Trainer(
             model=gpt2(), args=arguments, train_dataset=english(seed=0, context=CONTEXT), callbacks=[compress]

@@ -36,6 +36,12 @@ def profile(tmp_path):
     return file
 
 
+@pytest.fixture(autouse=True)
+def home(tmp_path, monkeypatch):
+    """What is measured on the way is kept in a folder of the test."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
+
+
 def run(*words):
     result = CliRunner().invoke(app, ["plan", *map(str, words)])
     if result.exception is not None and not isinstance(result.exception, SystemExit):

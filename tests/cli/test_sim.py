@@ -12,6 +12,7 @@ from browser import WHY_NOT, Browser, installed
 from plait.cli.app import app
 from plait.errors import FileError, UsageError
 from plait.profile import BlockProfile, Profile, Times
+from plait.strategy import Codecs
 from plait.timeline import Timeline
 
 
@@ -34,6 +35,12 @@ def profile(tmp_path):
     return file
 
 
+@pytest.fixture(autouse=True)
+def home(tmp_path, monkeypatch):
+    """What is measured on the way is kept in a folder of the test."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
+
+
 def run(*words):
     result = CliRunner().invoke(app, ["sim", *map(str, words)])
     if result.exception is not None and not isinstance(result.exception, SystemExit):
@@ -52,9 +59,21 @@ THIN = ("--devices", "2", "--batch", "16", "--rate", "100mbit")
 """A wire on which compression pays."""
 
 
+@pytest.fixture
+def packed(tmp_path):
+    """A cache in which codecs are known to be fast, however busy this machine is."""
+    folder = tmp_path / "cache"
+    Codecs.kept(folder)
+    (file,) = folder.iterdir()
+    data = json.loads(file.read_text())
+    data["speeds"] = {bits: dict.fromkeys(its, 1e-10) for bits, its in data["speeds"].items()}
+    file.write_text(json.dumps({**data, "busy_s_per_byte": 1e-10}))
+    return folder
+
+
 @pytest.mark.parametrize("option", ["data, fp32", "data, 4 bits", "pipeline", "burst", "burst, 4 bits"])
-def test_where_nothing_disturbs_the_simulation_is_what_was_planned(profile, option):
-    (one,) = simulated(profile, *FEW, "--option", option)
+def test_where_nothing_disturbs_the_simulation_is_what_was_planned(profile, packed, option):
+    (one,) = simulated(profile, *FEW, "--option", option, "--cache", packed)
     assert one["step_ms"] == pytest.approx(one["planned_ms"], rel=1e-9)
     assert one["played"]["steps_ms"]["Net"] == pytest.approx([one["step_ms"]] * 3, rel=0.05)
     assert 0 < one["busy"] <= 1
@@ -141,26 +160,26 @@ def test_a_plan_that_was_made_before(profile, tmp_path):
 
 
 @pytest.mark.parametrize("option", ["data, 4 bits", "data, auto", "burst, 4 bits"])
-def test_a_plan_in_a_file_keeps_its_compression(profile, tmp_path, option):
-    made = CliRunner().invoke(app, ["plan", str(profile), *THIN, "--cache", str(tmp_path), "--json"])
+def test_a_plan_in_a_file_keeps_its_compression(profile, tmp_path, packed, option):
+    made = CliRunner().invoke(app, ["plan", str(profile), *THIN, "--cache", str(packed), "--json"])
     (wanted,) = (one for one in json.loads(made.stdout)["options"] if one["name"] == option)
     file = tmp_path / "plan.json"
     bits = {} if wanted["bits"] is None else {"bits": wanted["bits"]}
     file.write_text(json.dumps({**wanted["plan"], **bits}))
-    (one,) = simulated(profile, "--plan", file, "--rate", "100mbit", "--cache", tmp_path)
+    (one,) = simulated(profile, "--plan", file, "--rate", "100mbit", "--cache", packed)
     assert one["step_ms"] == pytest.approx(wanted["step_ms"], rel=1e-9)
     assert one["wire_bytes"] == pytest.approx(wanted["wire_bytes"])
     assert wanted["bits"] == {"data, auto": "auto"}.get(option, 4)
 
 
-def test_what_plan_writes_is_what_it_chose(profile, tmp_path):
+def test_what_plan_writes_is_what_it_chose(profile, tmp_path, packed):
     file = tmp_path / "plan.json"
-    words = ["plan", str(profile), *THIN, "--strategy", "burst", "--hosts", "2", "--cache", str(tmp_path)]
+    words = ["plan", str(profile), *THIN, "--strategy", "burst", "--hosts", "2", "--cache", str(packed)]
     made = CliRunner().invoke(app, [*words, "--out", str(file), "--json"])
     assert json.loads(made.stdout)["chosen"] == "burst, 4 bits"
     assert json.loads(file.read_text())["bits"] == 4
     (chosen,) = (one for one in json.loads(made.stdout)["options"] if one["name"] == "burst, 4 bits")
-    (one,) = simulated(profile, "--plan", file, "--rate", "100mbit", "--hosts", 2, "--cache", tmp_path)
+    (one,) = simulated(profile, "--plan", file, "--rate", "100mbit", "--hosts", 2, "--cache", packed)
     assert one["step_ms"] == pytest.approx(chosen["step_ms"], rel=1e-9)
 
 
@@ -249,10 +268,10 @@ def test_several_jobs_are_planned_and_played(tmp_path):
     words = (file, "--cache", tmp_path / "cache", "--devices", 2, "--rate", "10gbit")
     made = json.loads(run(*words, "--json").stdout)
     assert made["format"] == "plait.sim.workload/1"
-    assert sorted(name for one in made["runs"] for name in one["jobs"]) == ["one", "two"]
+    assert {name for one in made["runs"] for name in one["jobs"]} >= {"one", "two"}
     shown = run(*words, "--html", page).stdout
     assert "planned and simulated steps" in shown
-    assert page.read_text().count('class="timeline') == 3  # the plan, and both jobs
+    assert page.read_text().count('class="timeline') == 1 + len(made["runs"])  # the plan, and what was played
     (one,) = simulated(*words, "--job", "one")
     assert one["step_ms"] > 0
 

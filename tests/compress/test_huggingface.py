@@ -172,6 +172,46 @@ def test_a_step_that_exchanges_nothing_is_refused():
     assert not modules._global_forward_pre_hooks, "it goes on waiting"
 
 
+def sharded(directory):
+    """What the Trainer tells callbacks of a model in FSDP2, for which it wants a GPU itself."""
+    import torch
+    import torch.distributed as dist
+    from torch import nn
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+    from transformers import TrainerControl, TrainerState
+
+    from plait.compress.huggingface import CompressCallback
+
+    first, folder = dist.get_rank() == 0, Path(directory) / "checkpoint-1"
+    folder.mkdir(exist_ok=True)
+    mesh = init_device_mesh("cpu", (2,))
+    model = fully_shard(nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 64)), mesh=mesh)
+    arguments = SimpleNamespace(world_size=2, output_dir=directory, save_only_model=False, should_save=first)
+    given = arguments, TrainerState(), TrainerControl()
+    callback = CompressCallback(bits=4, decline=False)
+    callback.on_train_begin(*given, model=model)
+    model(torch.randn(8, 64)).square().mean().backward()
+    given[1].global_step = 1
+    callback.on_step_end(*given)
+    logs = {"loss": 1.0}
+    given[1].log_history.append({"loss": 1.0, "step": 1})
+    callback.on_log(*given, logs=logs)
+    callback.on_save(*given)
+    dist.barrier()
+    callback.attachment.detach()
+    resumed = CompressCallback(bits=4, decline=False)
+    resumed.on_train_begin(*given, model=model)
+    return logs, given[1].log_history, callback.attachment.report().steps, resumed.attachment.report().steps
+
+
+def test_a_sharded_model_is_attached_as_it_is(ranks, tmp_path):
+    for logs, (logged,), steps, again in ranks(2, sharded, str(tmp_path)):
+        assert logs["compress_sent_bytes"] < logs["compress_plain_bytes"] / 5
+        assert logged == {**logs, "step": 1}
+        assert steps == again == 1
+
+
 def test_what_cannot_be_asked_for_is_refused_before_training():
     from plait.compress.huggingface import CompressCallback
 

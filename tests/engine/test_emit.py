@@ -4,15 +4,20 @@ import json
 import os
 import re
 import subprocess
+import sys
 
 import pytest
 import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
+from plait import __version__, reference
 from plait.engine.emit import Surroundings, emit, label
+from plait.engine.launcher import import_path
+from plait.engine.result import JobResult
 from plait.engine.task import Task
 from plait.errors import UsageError
+from reference_jobs import job
 
 DNS = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?")
 SBATCH = {
@@ -162,10 +167,11 @@ def test_kubernetes_has_a_service_and_a_job_that_find_each_other(tmp_path):
 
 
 def test_a_pod_runs_the_worker_of_its_index(tmp_path, stand_ins):
-    [path] = emit(tmp_path, task("GPT 2"), "kubernetes", given=Surroundings(image="plait"))
-    command = json.loads(path.read_text())["items"][1]["spec"]["template"]["spec"]["containers"][0]["command"]
+    [path] = emit(tmp_path, task("GPT 2"), "kubernetes")
+    container = json.loads(path.read_text())["items"][1]["spec"]["template"]["spec"]["containers"][0]
+    assert container["image"] == f"plait:{__version__}"
     script = tmp_path / "pod.sh"
-    script.write_text(" ".join(f"'{word}'" for word in command) + "\n")
+    script.write_text(" ".join(f"'{word}'" for word in container["command"]) + "\n")
     done = stand_ins(script, JOB_COMPLETION_INDEX="2")
     assert done.stdout.split(":")[0].split() == ["2", "none"]
     assert done.stdout.endswith(f": -m plait.engine.worker {path.parent}\n")
@@ -185,6 +191,16 @@ def test_torchrun_divides_workers_among_hosts(tmp_path, stand_ins):
     assert "4 workers cannot be divided among 3 hosts" in uneven.stderr
 
 
+def test_torchrun_trains(tmp_path):
+    small = job()
+    alone = task("small", workers=1, jobs=(small.to_json(),))
+    [path] = emit(tmp_path, alone, "torchrun", given=Surroundings(python=sys.executable))
+    own = {**os.environ, "PYTHONPATH": import_path(), "PLAIT_ENGINE": "127.0.0.1:1"}
+    done = subprocess.run(["bash", path], env=own, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert JobResult.load(tmp_path / "jobs" / "small").losses == tuple(reference.train(small).losses)
+
+
 @given(st.text(min_size=1))
 def test_any_name_gives_a_label_of_dns(name):
     pod = f"plait-{label(name)}-99999"
@@ -200,9 +216,7 @@ def test_labels_of_different_names_differ():
 def test_bad_input_is_refused(tmp_path):
     with pytest.raises(UsageError, match=r"'pbs'.*works: slurm, kubernetes, torchrun"):
         emit(tmp_path, task(), "pbs")
-    with pytest.raises(UsageError, match="needs an image"):
-        emit(tmp_path, task(), "kubernetes")
-    elsewhere = Surroundings(image="plait", shared="/elsewhere")
+    elsewhere = Surroundings(shared="/elsewhere")
     with pytest.raises(UsageError, match=f"not below /elsewhere.*works: {tmp_path.parent}"):
         emit(tmp_path, task(), "kubernetes", given=elsewhere)
     with pytest.raises(UsageError, match="has a blank"):

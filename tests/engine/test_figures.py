@@ -23,9 +23,15 @@ def test_placements_are_those_of_the_plan():
     assert [(one.job, one.how, one.option, one.devices, one.step_ms) for one in found] == [
         (one.job, one.how, one.option.name, one.devices, one.option.step_ms) for one in made.placements
     ]
-    for one in found:
-        known = [o for o in made.comparisons[one.job].options if o.name == one.option]
-        assert one.wire_bytes == (known[0].wire_bytes if known else None)
+
+
+def test_planned_bytes_are_those_on_as_many_devices():
+    made = planned("gpt")  # alone, as its comparison has it
+    (alone,) = placements(made.to_json())
+    assert alone.wire_bytes == made.placements[0].option.wire_bytes > 0
+    for beside in placements(planned("gpt", "small").to_json()):
+        assert len(beside.devices) == 2
+        assert beside.wire_bytes is None  # the comparison is of four
 
 
 @pytest.mark.parametrize("plan", [{}, {"ways": []}, {"ways": None}, {"ways": [{}]}])

@@ -25,7 +25,7 @@ NAMES = [device.name for device in CLUSTER.devices]
 @pytest.mark.parametrize("returns", [True, False])
 def test_a_host_that_is_cut_off_is_noticed_by_its_silence(tmp_path, returns):
     steps = 12
-    task = slow(0.05, steps=steps, strategy="data")
+    task = slow(0.05, steps=steps, strategy="pipeline")  # two stages, so both hosts
     gone, directory = set(), tmp_path / "run"
     with Lab(hosts=2, rate="1gbit") as lab:
         launcher = LabLauncher(lab, NAMES, gone=lambda: frozenset(gone))
@@ -43,7 +43,7 @@ def test_a_host_that_is_cut_off_is_noticed_by_its_silence(tmp_path, returns):
                 lab.restore(1)
                 gone.clear()
 
-        cutting = threading.Thread(target=cut)
+        cutting = threading.Thread(target=cut, daemon=True)
         cutting.start()
         done = plait.run(
             task,
@@ -55,7 +55,7 @@ def test_a_host_that_is_cut_off_is_noticed_by_its_silence(tmp_path, returns):
             save_every=2,
             show=False,
         )
-        cutting.join()
+        cutting.join(20)
     events = [json.loads(line) for line in (directory / "events.jsonl").read_text().splitlines()]
     texts = [event["text"] for event in events]
     assert any("not been heard" in text for text in texts)

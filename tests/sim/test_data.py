@@ -144,7 +144,7 @@ def test_a_codec_takes_the_device_from_backward():
     assert found.busy_ms["node0/0"] == pytest.approx(2 * (60 + 2 * busy_ms), rel=1e-9)
 
 
-@pytest.mark.parametrize(("bits", "packed"), [(None, 8000), (32, 8000), (16, 4000), (8, 2000 + 16)])
+@pytest.mark.parametrize(("bits", "packed"), [(None, 8000), (32, 8000), (16, 4000), (8, 2000 + 16 * 8)])
 def test_bytes_on_the_wire_are_those_of_the_codec(bits, packed):
     profile = Profile(blocks=(block(0, 8000),))
     plan = DataPlan(devices=4, batch=4, bits=bits)
@@ -265,7 +265,7 @@ def test_what_does_not_fit_is_refused_with_what_would():
     with pytest.raises(UsageError, match="would hold") as error:
         play_data(DataPlan(devices=2, batch=2), profile, cluster)
     assert error.value.setting == "devices.memory"
-    assert "3000 bytes" in error.value.works
+    assert error.value.works.startswith("1MiB, ")
     play_data(DataPlan(devices=2, batch=2), profile, Cluster.uniform(hosts=2, memory=3000, bandwidth=1e6))
 
 

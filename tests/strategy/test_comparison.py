@@ -1,6 +1,7 @@
 """Everything side by side, from a profile and a cluster alone."""
 
 import json
+import os
 import subprocess
 import sys
 from dataclasses import replace
@@ -10,8 +11,9 @@ from chains import CODECS, MIB, chain, cluster, demand, with_disk
 
 from plait.errors import UsageError
 from plait.strategy import Demand, compare, plan
-from plait.strategy.comparison import compare_demand, with_background
+from plait.strategy.comparison import compare_demand, concluded, with_background
 from plait.strategy.data import plain
+from plait.strategy.option import Option
 from plait.strategy.site import Site
 
 NAMES = ["data, fp32", "data, 4 bits", "data, auto", "pipeline", "burst", "burst, 4 bits", "spill"]
@@ -167,6 +169,16 @@ def test_a_cluster_that_cannot_talk_is_refused_before_anything_is_compared():
         replace(two, links=two.links[1:])
 
 
+def test_compressed_gradients_must_gain_a_tenth():
+    memory = {"node0/0": 1}
+    quick = Option(strategy="data", name="4", batch=1, step_ms=10.0, bits=4, memory_bytes=memory)
+    for exact_ms, expected in ((10.9, "exact"), (11.1, "4")):
+        near = Option(strategy="data", name="exact", batch=1, step_ms=exact_ms, memory_bytes=memory)
+        found = concluded(demand(), Site(cluster=cluster()), [quick, near])
+        assert found.chosen.name == expected
+        assert ("preferred from 1.1 times" in found.why) == (expected == "exact")
+
+
 def test_a_batch_that_the_profile_does_not_cover_is_said():
     made = compared(batch=200, on=with_disk(cluster(1)), strategies=["data", "spill"])
     assert any("200" in remark for remark in made.option("spill").remarks)
@@ -192,7 +204,8 @@ def test_no_torch_is_needed(tmp_path):
         "assert made.chosen; from plait import native;"
         "sys.exit('torch' in sys.modules and native.missing() is None)"
     )
-    done = subprocess.run([sys.executable, "-c", code, str(tmp_path / "profile.json")], check=False)
+    home = {**os.environ, "XDG_CACHE_HOME": str(tmp_path)}
+    done = subprocess.run([sys.executable, "-c", code, str(tmp_path / "profile.json")], env=home, check=False)
     assert done.returncode == 0
 
 

@@ -71,10 +71,12 @@ SLOW_END = changed(chain(), last={"optimizer_milliseconds": 60.0})
 def test_the_simulator_comes_to_the_same_figures(profile, bandwidth, devices):
     of, on = demand(profile=profile, batch=13), cluster(devices, bandwidth=bandwidth)
     option = pipelined(of, Site(cluster=on), exactly=True)
-    played = play_pipeline(option.plan, profile, on)
-    assert option.step_ms == pytest.approx(played.step_ms(), rel=1e-9)
+    played = play_pipeline(option.plan, profile, on, steps=8)
+    assert option.step_ms == pytest.approx(played.steps_ms["job"][-1], rel=1e-9)
     assert dict(option.memory_bytes) == dict(played.peak_bytes)
-    assert option.wire_bytes == pytest.approx(sum(played.wire_bytes.values()) / 3)
+    assert option.wire_bytes == pytest.approx(sum(played.wire_bytes.values()) / 8)
+    if profile is not SLOW_END:  # then every step is like the first
+        assert option.step_ms == pytest.approx(played.step_ms(), rel=1e-9)
     assert sum(option.parts_ms.values()) == pytest.approx(option.step_ms)
     assert all(0 <= idle <= option.step_ms for idle in option.idle_ms.values())
 

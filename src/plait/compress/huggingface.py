@@ -47,7 +47,7 @@ class CompressCallback(TrainerCallback):
 
     The keywords are the fields of :class:`~plait.compress.compression.Compression`. Every entry of the log
     gets ``compress_bits`` (sent for each number, of 32), ``compress_sent_bytes`` and ``compress_plain_bytes``
-    (of one worker, since training began). With a single process there is nothing to compress, and nothing is.
+    (of one worker, since its first step). With a single process there is nothing to compress, and nothing is.
     """
 
     def __init__(self, **fields: Any) -> None:

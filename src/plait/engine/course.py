@@ -13,6 +13,7 @@ from plait.engine.channel import BEAT_S
 from plait.engine.launcher import LOST, Worker
 from plait.engine.retries import Cause, Failure, Retries
 from plait.engine.task import Task
+from plait.engine.worker import EXIT_LOST
 from plait.errors import UsageError
 from plait.units import parse_whole
 
@@ -82,6 +83,8 @@ class Attempt:
         if code == LOST:
             return self.failed("lost", f"rank {rank} on {name} is gone")
         assert code is not None, "it has ended"
+        if code == EXIT_LOST:
+            return self.failed("lost", f"rank {rank} on {name} ended: it heard nothing of this engine")
         if code < 0:
             sent = signal.Signals(-code).name if -code in signal.valid_signals() else str(-code)
             return self.failed("killed", f"rank {rank} on {name} was ended by {sent}")
@@ -102,6 +105,8 @@ class Course:
     end: str | None = None
     error: str | None = None
     ended_s: float = 0.0
+    facts: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """By job, what is known of it besides its steps, such as the share of a background job."""
     settled: set[str] = field(default_factory=set)
     """Jobs of which there is a result."""
 

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from plait import __version__
 from plait.destination import make_folder, write_text
 from plait.engine.launcher import MODULE
 from plait.engine.record import file_name
@@ -45,7 +46,7 @@ class Surroundings:
     partition: str | None = None
     """Slurm's."""
     image: str | None = None
-    """The container that has plait; Kubernetes needs one."""
+    """The container that has plait and the jobs' code; None: ``plait`` with this version as its tag."""
     claim: str = "plait"
     """The persistent volume claim that holds the shared directory."""
     shared: str | None = None
@@ -122,10 +123,6 @@ srun --kill-on-bad-exit=1 --distribution=block --cpus-per-task="$SLURM_CPUS_PER_
 
 def kubernetes(task: Task, folder: Path, given: Surroundings) -> str:
     """A headless Service and an Indexed Job for ``kubectl apply -f``, as JSON, which is YAML."""
-    if given.image is None:
-        raise UsageError(
-            "Kubernetes needs an image that has plait", setting="image", works="registry.example/plait:0.1.0"
-        )
     shared = folder.parents[2] if given.shared is None else Path(given.shared)
     if not folder.is_relative_to(shared):
         raise UsageError(
@@ -150,7 +147,7 @@ def kubernetes(task: Task, folder: Path, given: Surroundings) -> str:
     start = f'export RANK="$JOB_COMPLETION_INDEX"; unset {_ENGINE}; exec "$@"'
     container = {
         "name": "worker",
-        "image": given.image,
+        "image": given.image or f"plait:{__version__}",
         "command": ["sh", "-c", start, "worker", given.python, "-m", MODULE, str(folder)],
         "env": [{"name": key, "value": value} for key, value in variables.items()],
         "resources": resources,

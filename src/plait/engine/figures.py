@@ -29,7 +29,7 @@ class Placed:
     end_ms: float
     step_ms: float | None
     wire_bytes: float | None
-    """What its devices send each other in a step."""
+    """What its devices send each other in a step, where the plan tells."""
 
     def track(self, device: str) -> str:
         """Where it is drawn, as :attr:`plait.strategy.WorkloadPlan.timeline` has it."""
@@ -44,25 +44,28 @@ def placements(plan: Row) -> list[Placed]:
     rows = ways[0].get("placements", []) if isinstance(ways, list) and ways else []
     found = []
     for row in rows:
-        start_ms = number(row.get("start_ms")) or 0.0
+        start_ms, devices = number(row.get("start_ms")) or 0.0, tuple(map(str, row.get("devices", ())))
         found.append(
             Placed(
                 job=str(row.get("job")),
                 how=str(row.get("how", "")),
                 option=str(row.get("option", "")),
-                devices=tuple(str(device) for device in row.get("devices", ())),
+                devices=devices,
                 start_ms=start_ms,
                 end_ms=max(start_ms, number(row.get("end_ms")) or 0.0),
                 step_ms=number(row.get("step_ms")),
-                wire_bytes=_planned_bytes(plan, str(row.get("job")), row.get("option")),
+                wire_bytes=_planned_bytes(plan, str(row.get("job")), row.get("option"), len(devices)),
             )
         )
     return found
 
 
-def _planned_bytes(plan: Row, job: str, option: object) -> float | None:
-    options = plan.get("jobs", {}).get(job, {}).get("options", [])
-    return next((number(one.get("wire_bytes")) for one in options if one.get("name") == option), None)
+def _planned_bytes(plan: Row, job: str, option: object, devices: int) -> float | None:
+    """As the job's comparison has it, if that is of so many devices: it is made for the whole cluster."""
+    for one in plan.get("jobs", {}).get(job, {}).get("options", []):
+        if (one.get("name"), one.get("devices")) == (option, devices):
+            return number(one.get("wire_bytes"))
+    return None
 
 
 def number(value: object) -> float | None:

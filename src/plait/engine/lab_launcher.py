@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import subprocess
 import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -17,6 +18,20 @@ from plait.worker import free_port
 
 _CLONE_NEWNET = 0x40000000
 _FIRST_PORT, _PORTS = 30500, 1000
+
+
+class _LabWorker(ProcessWorker):
+    """A worker on a host of which, while it is cut off, nothing is known: not even that it has ended."""
+
+    def __init__(
+        self, name: str, process: subprocess.Popen[bytes], gone: Callable[[], frozenset[str]]
+    ) -> None:
+        super().__init__(name, process)
+        self._gone = gone
+
+    def poll(self) -> int | None:
+        """Its exit code, if it can be asked for."""
+        return None if self.name in self._gone() else super().poll()
 
 
 class LabLauncher:
@@ -73,7 +88,7 @@ class LabLauncher:
                 stdout=output,
                 stderr=output,
             )
-        worker = ProcessWorker(device, process)
+        worker = _LabWorker(device, process, self._gone)
         self._workers.append(worker)
         return worker
 

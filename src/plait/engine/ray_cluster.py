@@ -7,6 +7,7 @@ host at once, measures that.
 from __future__ import annotations
 
 import os
+import socket
 import sys
 import tempfile
 import time
@@ -17,6 +18,7 @@ from typing import Literal
 
 from plait.cluster.cluster import Cluster
 from plait.cluster.file import parse
+from plait.cluster.machine import gpu_count, memory_available_bytes, usable_cores
 from plait.cluster.parts import Device, Host, Link, Tier, bytes_per_s, milliseconds
 from plait.engine.launcher import Worker
 from plait.engine.ray_connection import Connection, Node
@@ -45,19 +47,17 @@ def ray_cluster(
 
     Without an address, and without ``RAY_ADDRESS`` or a connection of this process, it is this machine: that
     is where Ray would be started. ``memory`` is a device's budget; where it is not given, CPUs share what Ray
-    says of their node. Ray knows nothing of networks: for several nodes, ``bandwidth`` and ``latency`` are
-    those between any two.
+    says of their node, or what is free on this machine. Ray knows nothing of networks: ``bandwidth`` and
+    ``latency`` are those between any two devices, and several nodes need them.
     """
     if Connection.would_start(address):
-        here = Cluster.detect(kind=kind)
-        if here.devices[0].kind == "cuda" or threads == 1:
-            return here
-        return Cluster.detect(kind="cpu", devices=max(1, len(here.devices) // max(1, threads)))
-    connection = Connection(address)
-    try:
-        nodes = connection.nodes()
-    finally:
-        connection.close()
+        nodes = [_this_machine()]
+    else:
+        connection = Connection(address)
+        try:
+            nodes = connection.nodes()
+        finally:
+            connection.close()
     return cluster_of(nodes, kind=kind, threads=threads, memory=memory, bandwidth=bandwidth, latency=latency)
 
 
@@ -101,14 +101,13 @@ def cluster_of(
         for node in used
         for i in range(counts[node])
     ]
-    links = []
+    links: list[Link] = []
     if bandwidth is not None:
-        links.append(
-            Link(
-                bandwidth_bytes_per_s=bytes_per_s(bandwidth, "bandwidth"),
-                latency_ms=milliseconds(latency, "latency"),
-            )
+        any_two = Link(
+            bandwidth_bytes_per_s=bytes_per_s(bandwidth, "bandwidth"),
+            latency_ms=milliseconds(latency, "latency"),
         )
+        links = [any_two, *(replace(any_two, source=node.name, target=node.name) for node in used)]
     return Cluster(
         hosts=tuple(Host(name=node.name, address=node.address) for node in used),
         devices=tuple(devices),
@@ -118,6 +117,18 @@ def cluster_of(
             if node.memory_bytes
         ),
         links=tuple(links),
+    )
+
+
+def _this_machine() -> Node:
+    """As a node of the Ray that would be started here."""
+    return Node(
+        name=socket.gethostname(),
+        number="",
+        address="127.0.0.1",
+        cpus=float(len(usable_cores())),
+        gpus=float(gpu_count()),
+        memory_bytes=memory_available_bytes(),
     )
 
 

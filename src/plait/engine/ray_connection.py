@@ -83,10 +83,10 @@ class Connection:
         return "127.0.0.1" if self.local else str(self.ray.util.get_node_ip_address())
 
     def nodes(self) -> list[Node]:
-        """The nodes that are alive."""
+        """The nodes that are alive, by name: Ray gives them in any order."""
         alive = [node for node in self.ray.nodes() if node["Alive"]]
         hosts = Counter(node["NodeManagerHostname"] for node in alive)
-        return [
+        found = [
             Node(
                 name=host if hosts[host] == 1 else f"{host}-{node['NodeID'][:8]}",
                 number=node["NodeID"],
@@ -98,6 +98,7 @@ class Connection:
             for node in alive
             for host in [str(node["NodeManagerHostname"])]
         ]
+        return sorted(found, key=lambda node: node.name)
 
     def close(self) -> None:
         """Disconnect; a cluster of our own ends, with its files."""

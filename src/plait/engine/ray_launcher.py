@@ -186,9 +186,9 @@ class RayLauncher:
         self._group = group
         if not group.wait(patience_s):
             free = self._connection.ray.available_resources()
-            has = ", ".join(f"{free.get(what, 0):g} {what}s" for what in ("CPU", "GPU"))
+            left = ", ".join(f"{free.get(what, 0):g} {what}s" for what in ("CPU", "GPU"))
             raise WorkerError(
-                f"Ray found no room for {len(needs)} devices within {patience_s:g} s; it has {has} free",
+                f"Ray found no room for {len(needs)} devices within {patience_s:g} s; it has {left} free",
                 setting="patience_s",
                 works="more time, or fewer devices",
             )

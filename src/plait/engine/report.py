@@ -207,7 +207,8 @@ class _Page:
         told = (
             "The wheel zooms, dragging moves, a double click shows all; point at a span to learn what it is."
         )
-        return [*parts, Paragraph(told), Gantt(timelines=shown)]
+        tracks = {track for timeline in shown.values() for track in timeline.tracks} - {timelines.EVENTS}
+        return [*parts, Paragraph(told), Gantt(timelines=shown, counted=tracks)]
 
     def _bytes(self) -> list[Section]:
         shown, curves = [], {}
@@ -229,6 +230,9 @@ class _Page:
         return [
             Heading("Bytes"),
             Table(columns=columns, rows=shown),
+            Paragraph(
+                "What was sent, and memory, are the first worker's; what was planned is of all together."
+            ),
             *_plots("Sent a step", "bytes", curves, none=None),
         ]
 
@@ -269,7 +273,8 @@ class _Page:
                 rows += [(key, str(part)) for key, part in value.items()]
             elif value is not None:
                 size = figures.number(value) if name.endswith("_bytes") else None
-                rows.append((name.removesuffix("_bytes"), str(value) if size is None else format_bytes(size)))
+                said = str(value) if size is None else format_bytes(size)
+                rows.append((name.removesuffix("_bytes").replace("_", " "), said))
         if not rows:
             return []
         return [Heading("Environment"), Table(columns=("", ""), rows=rows)]

@@ -30,6 +30,7 @@ from plait.engine.sinks import Sinks
 from plait.engine.task import Task
 from plait.engine.telling import ATTEMPT_FILE
 from plait.engine.worker import EXIT_STOPPED, Situation
+from plait.errors import FileError
 from plait.worker import Place
 
 _TICK_S = 0.05
@@ -73,6 +74,8 @@ class Supervisor:
         """How often this run was asked to stop."""
         self._asked_s: float | None = None
         self._told_s = -math.inf
+        self._unwritten = 0
+        """Rows for which the disk had no room."""
 
     def run(self) -> dict[str, JobResult]:
         """Carry out all tasks; what came of each job."""
@@ -211,7 +214,7 @@ class Supervisor:
 
     def _environment(self, task: Task, place: Place, situation: Situation) -> dict[str, str]:
         own = {**place.environment(), **situation.environment()}
-        if task.priority == "foreground":
+        if task.priority == "foreground" and task.kind == "train":
             own["PLAIT_PUBLISH"] = "foreground"  # so that background work beside it knows when it must wait
         return own
 
@@ -236,18 +239,28 @@ class Supervisor:
         if (row := message.get("row")) is not None:
             if "evaluation" not in row:
                 attempt.step(row, time.monotonic())
-            self._record.step(row)
+            row |= course.facts.get(str(row["job"]), {})
+            self._keep(row)
             self._sinks.row(row)
             self._view.update(str(row["job"]), row)
         if (facts := message.get("facts")) is not None:
             for job in facts.pop("jobs"):
-                self._view.update(job, facts)
+                course.facts[job] = facts
         if (event := message.get("event")) is not None:
             self._event(str(event["kind"]), str(event["text"]), course)
         if (name := message.get("result")) is not None:
             course.settled.add(str(name))
         if (error := message.get("error")) is not None:
             attempt.blame(error)
+
+    def _keep(self, row: dict[str, Any]) -> None:
+        """Write a row down; a disk that is full for a while must not end what trains."""
+        try:
+            self._record.step(row)
+        except FileError as error:
+            if not self._unwritten:
+                self._view.event(f"steps are not written down: {error.what}")
+            self._unwritten += 1
 
     # --- looking --------------------------------------------------------------------------------------
 

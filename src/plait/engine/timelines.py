@@ -14,7 +14,8 @@ MOST_STEPS = 2_000
 """With more steps than that, a span is a stretch of them."""
 _PAUSE_S = 1.0
 """A stretch ends where nothing was done for so long, and for five steps' time."""
-_EVENTS = "events"
+EVENTS = "events"
+"""The track of what happened."""
 
 Row = Mapping[str, Any]
 
@@ -64,7 +65,7 @@ def measured(
                 at_ms = 1e3 * (at_s - begin_s)
                 job = {"job": str(event["job"])} if "job" in event else {}
                 told = {**job, "text": str(event.get("text", ""))[:200]}
-                spans.append(Span(_EVENTS, str(event.get("kind")), at_ms, at_ms, told))
+                spans.append(Span(EVENTS, str(event.get("kind")), at_ms, at_ms, told))
         found.append(Timeline.of(spans))
     return found
 

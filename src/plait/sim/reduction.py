@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, runtime_checkable
 
 from plait.collective import Link, ring_ms
 from plait.compress.codec import Codec, Exact
@@ -133,12 +133,14 @@ def reduction_of(collective: Estimate | None, bits: int | Literal["auto"] | None
             setting="collective",
             works="an object with estimate_ms(bytes, world, link)",
         )
-    width = getattr(collective, "bits", bits)
-    codec = getattr(collective, "codec", None) or codec_of(width if isinstance(width, int) else 32)
+    width: Any = getattr(collective, "bits", bits)
+    codec = getattr(collective, "codec", None)
     settings = getattr(collective, "settings", None)
     if isinstance(settings, Settings) and not getattr(collective, "decline", False):
-        return Coded(codec=codec, chunk_bytes=settings.chunk_bytes)  # plait's own, whose price is known
-    return Ring(of=collective, codec=codec)
+        from plait.compress.call import codec_of as own_codec
+
+        return Coded(codec=own_codec(width, codec), chunk_bytes=settings.chunk_bytes)  # its price is known
+    return Ring(of=collective, codec=codec or codec_of(width if isinstance(width, int) else 32))
 
 
 def _packed(codec: Codec, bytes: int) -> int:

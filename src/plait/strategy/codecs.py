@@ -72,7 +72,7 @@ class Codecs:
         return cls(
             speeds={each: _measured(cast(Hashable, codec_of(each))) for each in bits},
             busy_s_per_byte=_measured_busy(),
-            source="measured here, now",
+            source="measured on this machine now",
         )
 
     @classmethod
@@ -96,7 +96,7 @@ class Codecs:
             part = file.with_name(f"{file.name}.{os.getpid()}")
             part.write_text(text + "\n")
             part.replace(file)
-            return replace(found, source=f"measured here, now, and kept in {file}")
+            return replace(found, source=_kept_in(file))
         return found
 
     @property
@@ -207,6 +207,10 @@ def _measured(codec: Any) -> Speed:
     return Speed(**dict(zip(_FIGURES, figures, strict=True)))
 
 
+def _kept_in(file: Path) -> str:
+    return f"measured on this machine once and kept in {file}"
+
+
 def _read(file: Path) -> Codecs | None:
     """What is kept in a file; None where there is none, or one that was half written."""
     try:
@@ -214,7 +218,7 @@ def _read(file: Path) -> Codecs | None:
         return Codecs(
             speeds={int(bits): Speed(**figures) for bits, figures in data["speeds"].items()},
             busy_s_per_byte=data["busy_s_per_byte"],
-            source=f"measured here before and kept in {file}",
+            source=_kept_in(file),
         )
     except (OSError, ValueError, KeyError, TypeError, AttributeError, UsageError):
         return None

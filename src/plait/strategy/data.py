@@ -180,9 +180,9 @@ def _option(demand: Demand, site: Site, kind: _Kind, table: _Table, count: int) 
     done = _overlap(profile, plan, site, kind.reduction, ready)
     optimizer_ms = sum(b.optimizer_milliseconds for b in profile.blocks) / site.slowest(count)
     step_ms = before_ms + done.end_ms + optimizer_ms
-    gradient_bytes = sum(block.parameter_bytes for block in profile.blocks)
-    wire = count * kind.reduction.wire_bytes(gradient_bytes, count) if count > 1 else 0.0
-    busy_ms = _busy(profile, plan, kind.reduction) / site.slowest(count)
+    sizes = [bucket.gradient_bytes for bucket in buckets(plan, profile)] if count > 1 else []
+    wire = count * sum(kind.reduction.wire_bytes(size, count) for size in sizes)
+    busy_ms = sum(kind.reduction.busy_ms(size, count) for size in sizes if size) / site.slowest(count)
     idle_ms = max(0.0, done.wait_ms - (busy_ms - done.slowed_ms))
     rows = [demand.micro_rows(share) for share in plan.rows]
     return Option(
@@ -225,13 +225,6 @@ def _overlap(profile: Profile, plan: DataPlan, site: Site, reduction: Reduction,
         sync_ms = max(busy_ms, reduction.estimate_ms(size, plan.devices, link))
         pieces.append(Piece(compute_ms, sync_ms, busy_ms))
     return overlap(pieces)
-
-
-def _busy(profile: Profile, plan: DataPlan, reduction: Reduction) -> float:
-    if plan.devices == 1:
-        return 0.0
-    sizes = [bucket.gradient_bytes for bucket in buckets(plan, profile)]
-    return sum(reduction.busy_ms(size, plan.devices) for size in sizes if size)
 
 
 def _too_small(demand: Demand, site: Site, kind: _Kind, counts: Sequence[int]) -> Option:

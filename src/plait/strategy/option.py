@@ -13,6 +13,11 @@ Bits = int | Literal["auto"] | None
 """What a number of a gradient travels in; ``"auto"`` is chosen layer by layer, None is fp32."""
 
 
+LEAST_GAIN = 1.1
+"""How many times faster compressed gradients must be than exact ones to be preferred. A prediction is off by
+about as much, and who did not ask for compression should not get other losses for nothing."""
+
+
 class Plan(Protocol):
     """What a runtime executes and the simulator plays."""
 
@@ -61,6 +66,11 @@ class Option:
     def feasible(self) -> bool:
         """Whether it can be had."""
         return self.step_ms is not None
+
+    @property
+    def weighed_ms(self) -> float:
+        """The step by which options are compared: gradients that are not exact must gain something."""
+        return (self.step_ms or 0.0) * (1.0 if self.bits is None else LEAST_GAIN)
 
     @property
     def devices(self) -> int:

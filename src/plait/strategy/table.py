@@ -101,7 +101,7 @@ class Table:
 
     def options(self, demand: Demand) -> dict[int, Option]:
         """By number of devices the fastest option, where more devices make it faster; empty if none fits."""
-        return self._rising(demand, lambda option: -(option.step_ms or 0.0))
+        return self._rising(demand, lambda option: -option.weighed_ms)
 
     def roomy(self, demand: Demand) -> dict[int, Option]:
         """The same, but those that get through most with background work on what they leave idle."""
