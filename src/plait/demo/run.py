@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from plait.job import Job
     from plait.spill import Selection
 
-STEPS, TRIALS, TRIAL_STEPS, BEHIND_STEPS = 40, 4, 8, 40
+STEPS, TRIALS, TRIAL_STEPS, BEHIND_STEPS = 30, 4, 8, 30
 RATES = (3e-3, 1e-3, 3e-4, 1e-4)
 MEMORY = "1GiB"
 """Of each device, for the trials of the sweep with their processes."""

@@ -15,13 +15,14 @@ from __future__ import annotations
 import os
 import pickle
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from plait.cluster import Cluster
 from plait.engine.assignment import Manner, tasks_of
 from plait.engine.course import Limits
-from plait.engine.emit import Kind, emit
+from plait.engine.emit import Kind, Surroundings, emit
 from plait.engine.launcher import Launcher
 from plait.engine.live import View
 from plait.engine.preparing import (
@@ -151,40 +152,40 @@ def run(
     memory_bytes = None if memory is None else parse_bytes(memory, setting="memory")
     place = new_directory(workload) if directory is None else Path(directory)
     launcher, cluster = launcher_of(engine, cluster, devices, memory_bytes, place)
-    view = View(show)
-    view.event(f"planning for {len(cluster.devices)} devices")
-    made = planned(workload, cluster, strategy, objective, profiles, view.event)
-    check_placed(made)
-    manner = Manner(save_every=save_every, max_slowdown=max_slowdown, memory_bytes=memory_bytes)
-    tasks = compressed(
-        tasks_of(made, {job.name: job for job in workload.jobs}, workload.sweeps, manner), compress
-    )
-    for text in told(made, tasks):
-        view.event(text)
-    if dry_run:
-        launcher.close()
-        return Run(directory=place, plan=made, results={}, report=None)
-    config = {
-        "engine": engine if isinstance(engine, str) else type(engine).__name__,
-        "strategy": strategy,
-        "compress": compress,
-        "objective": objective,
-        "save_every": save_every,
-        "max_slowdown": max_slowdown,
-    }
-    every = [*workload.jobs, *(selection.job for selection in workload.sweeps.values())]
-    with Record.create(place, config=config, plan=made.to_json(), jobs=every) as record:
-        record.event("planned", made.why)
-        cluster.save(place / CLUSTER)
-        for name, selection in workload.sweeps.items():
-            (record.task_folder(name) / SELECTION).write_bytes(pickle.dumps(selection))
-        if write is not None:
-            launcher.close()
-            for task in tasks:
-                for file in emit(place, task, write):
-                    view.event(f"written: {file}")
+    with closing(launcher):
+        view = View(show)
+        view.event(f"planning for {len(cluster.devices)} devices")
+        made = planned(workload, cluster, strategy, objective, profiles, view.event)
+        check_placed(made)
+        manner = Manner(save_every=save_every, max_slowdown=max_slowdown, memory_bytes=memory_bytes)
+        tasks = compressed(
+            tasks_of(made, {job.name: job for job in workload.jobs}, workload.sweeps, manner), compress
+        )
+        for text in told(made, tasks):
+            view.event(text)
+        if dry_run:
             return Run(directory=place, plan=made, results={}, report=None)
-        return _carry_out(tasks, made, cluster, launcher, record, view, limits, sinks)
+        config = {
+            "engine": engine if isinstance(engine, str) else type(engine).__name__,
+            "strategy": strategy,
+            "compress": compress,
+            "objective": objective,
+            "save_every": save_every,
+            "max_slowdown": max_slowdown,
+        }
+        every = [*workload.jobs, *(selection.job for selection in workload.sweeps.values())]
+        with Record.create(place, config=config, plan=made.to_json(), jobs=every) as record:
+            record.event("planned", made.why)
+            cluster.save(place / CLUSTER)
+            for name, selection in workload.sweeps.items():
+                (record.task_folder(name) / SELECTION).write_bytes(pickle.dumps(selection))
+            if write is not None:
+                given = Surroundings(gpu=any(device.kind == "cuda" for device in cluster.devices))
+                for task in tasks:
+                    for file in emit(place, task, write, given=given):
+                        view.event(f"written: {file}")
+                return Run(directory=place, plan=made, results={}, report=None)
+            return _carry_out(tasks, made, cluster, launcher, record, view, limits, sinks)
 
 
 def _go_on(

@@ -26,8 +26,7 @@ class Site:
     """What a worker's process holds by itself; it comes off every budget."""
 
     def __post_init__(self) -> None:
-        assert self.speeds, "a cluster has devices"  # what is not known of them is said before anything else
-        for name, budget in zip(self.names, self.budgets, strict=True):
+        for name, budget, _ in zip(self.names, self.budgets, self.speeds, strict=True):
             if budget <= 0:
                 raise UsageError(
                     f"device {name!r} has {format_bytes(budget + self.process_bytes)}, and a worker's "
