@@ -11,11 +11,13 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-from loop import UNCOUNTED, job
-
 import plait
 from plait.bench import Bench
 from plait.cluster import Cluster
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from loop import UNCOUNTED, job
 
 HERE = Path(__file__).parent
 

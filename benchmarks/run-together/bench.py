@@ -11,8 +11,6 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from work import RATES, TRIALS, foreground, sweep, trial
-
 import plait
 from plait.bench import Bench
 from plait.cluster import Cluster
@@ -20,6 +18,10 @@ from plait.engine.lab_launcher import LabLauncher
 from plait.job import Job
 from plait.lab import Lab
 from plait.lab.network import missing
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from work import RATES, TRIALS, foreground, sweep, trial
 
 HOSTS, RATE = 2, "1gbit"
 CLUSTER = Cluster.uniform(hosts=HOSTS, memory="4GiB", bandwidth=RATE, latency="50us")

@@ -118,11 +118,7 @@ def predicted_ms(row: Row, way: str, result: dict[str, Any]) -> float:
     made = result["plans"][way]
     if strategy == "pipeline":
         plan = PipelinePlan.from_json(made)
-        step_ms = play_pipeline(plan, profile, cluster).step_ms()
-        update_ms = (
-            sum(b.optimizer_milliseconds for b in profile.blocks[s.first : s.end]) for s in plan.stages
-        )
-        return step_ms + max(update_ms)
+        return play_pipeline(plan, profile, cluster).step_ms()
     bits = 4 if more == "4 bits" else None
     # Measured with numbers as they are, the processor's part has the adding in it already.
     plain = Coded(codec=Exact(), speed=NO_TIME, busy_s_per_byte=result["busy_s_per_byte"])

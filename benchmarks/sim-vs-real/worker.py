@@ -27,6 +27,7 @@ from plait.pipeline import ScheduleKFKB
 from plait.pipeline.network import Network
 from plait.pipeline.planning import plan as plan_pipeline
 from plait.profile import Times
+from plait.sim.reduction import codec_of
 
 Batch = tuple[torch.Tensor, torch.Tensor]
 
@@ -63,7 +64,7 @@ class Burst:
 
     def __init__(self, config: dict[str, Any], made: Any, bits: int | None) -> None:
         chain = Chain.of(blocks_of(config), models.example(config["kind"], 2)[0])
-        collective = None if bits is None else CompressedCollective(bits=bits)
+        collective = None if bits is None else CompressedCollective(codec=codec_of(bits))
         self.parallel = BurstParallel(chain, made, loss=models.loss_of, collective=collective)
         self.optimizer = optimizer_of(self.parallel.parameters())
 

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from plait.progress import Result, Step
     from plait.spill.outcome import Outcome, Outcomes
 
+_REFERENCE_BITS = 4
 SPILL_FOLDER = "spill"
 """Where in a task's folder jobs live that take turns."""
 
@@ -60,12 +61,11 @@ def _train(task: Task, job: Job, teller: Teller) -> Result:
         collective = None
         if task.compress is not None:
             from plait.compress import CompressedCollective
+            from plait.sim.reduction import codec_of
 
-            collective = (
-                CompressedCollective(bits=task.compress)
-                if task.compress != "auto"
-                else CompressedCollective()
-            )
+            # As the plan prices it. Bits of single blocks are not chosen here: "auto" is the reference bits.
+            bits = _REFERENCE_BITS if task.compress == "auto" else task.compress
+            collective = CompressedCollective(codec=codec_of(bits))
         wide: dict[str, Any] = {"width": max(burst_plan.widths)}
         if isinstance(task.compress, int):
             wide["bits"] = task.compress
