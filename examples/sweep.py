@@ -2,8 +2,8 @@
 
     plait run examples/sweep.py
 
-The trials take turns on this machine's devices; shards that do not fit wait on disk. After a third of the
-steps the worse half is given up.
+The trials take turns on this machine's devices; what does not fit waits on disk. After half of the steps
+the worse half is given up.
 """
 
 from functools import partial
@@ -17,17 +17,17 @@ from plait.spill import Choice, Grid, Selection, halving
 
 base = Job(
     name="gpt2",
-    model=partial(gpt2, width=128, layers=4),
+    model=partial(gpt2, width=96, layers=2),
     data=partial(english, context=64),
     loss="plait.losses:model_loss",
     weight="plait.losses:next_tokens",
     optimizer=partial(torch.optim.AdamW, lr=1e-3),
     batch=8,
-    steps=6,
+    steps=4,
     memory="1GiB",
 )
-space = {"optimizer.lr": Choice([3e-3, 1e-3, 3e-4, 1e-4]), "model.layers": Choice([2, 4])}
+space = {"optimizer.lr": Choice([3e-3, 1e-3, 3e-4, 1e-4]), "model.layers": Choice([1, 2])}
 
 jobs = [
-    Selection(base, space, halving(trials=8, least_steps=2, most_steps=6, eta=2), sampler=Grid(space)),
+    Selection(base, space, halving(trials=8, least_steps=2, most_steps=4, eta=2), sampler=Grid(space)),
 ]

@@ -11,7 +11,9 @@ from pathlib import Path
 
 import pytest
 
+import plait
 from plait import reference
+from plait.engine.workload import Workload
 from plait.job import Job, read_job, read_jobs
 from plait.pipeline import orders, train
 from plait.pipeline.plan import Forecast, PipelinePlan, Stage
@@ -97,3 +99,12 @@ def test_a_framework_trains_with_fewer_bits(name, loss, ranks):
     assert losses[-1] < 0.9 * losses[0], said
     assert re.search(r"plait compresses the gradients of \d+ parameters to 4 bits", said), said
     assert float(re.search(r"([\d.]+) times fewer than uncompressed", said).group(1)) > 6, said
+
+
+@needs("transformers", "hf")
+def test_a_sweep_under_a_memory_limit(tmp_path):
+    sweep = Workload.read(ROOT / "examples" / "sweep.py").sweeps["gpt2-sweep"]
+    done = plait.run(sweep, directory=tmp_path / "run", show=False)
+    ends = sorted(result.end for result in done.values())
+    assert (ends.count("finished"), ends.count("stopped")) == (4, 4)
+    assert done.finished

@@ -10,6 +10,7 @@ import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from subprocess import DEVNULL
 
 import plait
 from plait.bench import Bench
@@ -23,6 +24,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from work import RATES, TRIALS, foreground, sweep, trial
 
+HERE = Path(__file__).parent
 HOSTS, RATE = 2, "1gbit"
 CLUSTER = Cluster.uniform(hosts=HOSTS, memory="4GiB", bandwidth=RATE, latency="50us")
 NAMES = [device.name for device in CLUSTER.devices]
@@ -61,10 +63,12 @@ def plainly(steps: int, trial_steps: int, folder: Path) -> tuple[float, float]:
     with lab() as hosts:
         front = saved(foreground(steps), folder)
         begun = time.perf_counter()
-        outcome = hosts.run([sys.executable, "-m", "plait.reference", front], show=lambda line: None)
+        where = {"PYTHONPATH": str(HERE)}
+        said: list[str] = []
+        outcome = hosts.run([sys.executable, "-m", "plait.reference", front], show=said.append, env=where)
         front_s = time.perf_counter() - begun
         if outcome.exit_code:
-            raise RuntimeError("the foreground failed")
+            raise RuntimeError("the foreground failed:\n" + "\n".join(said[-5:]))
         files = [
             saved(trial(rate, number, trial_steps), folder) for number, rate in enumerate(RATES[:TRIALS])
         ]
@@ -72,7 +76,7 @@ def plainly(steps: int, trial_steps: int, folder: Path) -> tuple[float, float]:
         def train(host: int) -> None:
             for file in files[host::HOSTS]:
                 words = [sys.executable, "-m", "plait.reference", file]
-                if hosts.start(host, words, stdout=-3, stderr=-3).wait():
+                if hosts.start(host, words, env=where, stdout=DEVNULL, stderr=DEVNULL).wait():
                     raise RuntimeError("a trial failed")
 
         with ThreadPoolExecutor(HOSTS) as pool:

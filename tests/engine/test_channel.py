@@ -67,7 +67,17 @@ def test_a_stranger_is_not_heard(board):
     line.tell(row={"step": 1})
     with pytest.raises(queue.Empty):
         board.inbox.get(timeout=0.3)
-    for words in (b"GET / HTTP/1.1\r\n\r\n", b'["token"]\n', b"x" * 10_000, b"\n"):
+    strange = (
+        b"GET / HTTP/1.1\r\n\r\n",
+        b'["token"]\n',
+        b"x" * 10_000,
+        b"\n",
+        b"[" * 4000 + b"\n",
+        b'{"token":"\\ud800"}\n',
+        b'{"token":"secret"}\n',
+        b'{"token":"secret","task":"gpt","attempt":"x","rank":0}\n',
+    )
+    for words in strange:
         with socket.create_connection(board.address) as raw:
             raw.sendall(words)
             raw.settimeout(10)
@@ -76,6 +86,13 @@ def test_a_stranger_is_not_heard(board):
     line = call(board)  # and others still are
     assert board.inbox.get(timeout=10).caller == ME
     line.close()
+
+
+def test_a_stranger_that_says_nothing_is_hung_up_on(board, monkeypatch):
+    monkeypatch.setattr("plait.engine.channel._HELLO_S", 0.2)
+    with socket.create_connection(board.address) as raw:
+        raw.settimeout(10)
+        assert raw.recv(10) == b""
 
 
 def test_a_worker_notices_that_its_engine_has_gone():

@@ -4,6 +4,7 @@ import dataclasses
 import functools
 import json
 import math
+import os
 import signal
 import subprocess
 import sys
@@ -16,6 +17,8 @@ import plait
 from plait import reference
 from plait.cluster import Cluster, Tier
 from plait.engine import Limits
+from plait.engine.record import Record
+from plait.engine.running import _first_attempt
 from plait.errors import FileError, UsageError
 from plait.spill import Choice, Selection, no_halving
 from reference_jobs import job, points
@@ -104,6 +107,17 @@ def test_one_job_that_raises_does_not_disturb_another(go, tmp_path):
     assert_close(done["small"].losses, reference.train(SMALL).losses)
 
 
+@pytest.mark.parametrize("how", ["exits", "leaves"])
+def test_a_job_whose_code_ends_the_process_has_not_finished(go, tmp_path, how):
+    leaving = breaking(tmp_path / "flag", at=4, how=how, name="leaving")
+    done = go(leaving, strategy="data", devices=1, save_every=1)
+    assert done["leaving"].restarts == 1
+    assert done.finished
+    assert_close(done["leaving"].losses, reference.train(SMALL).losses)
+    text = events(done, "broken")[0]["text"]
+    assert ("sys.exit()" if how == "exits" else "left no result of leaving") in text
+
+
 def test_a_loss_that_is_not_finite_is_final(go):
     hot = job(SMALL, data=functools.partial(points, broken_at=0), name="hot", steps=20)
     done = go(hot, strategy="data")
@@ -150,6 +164,50 @@ def test_a_run_that_is_asked_to_stop_goes_on_to_the_same_bits(tmp_path, go):
     done = plait.run(resume=directory, show=False, limits=QUICK)
     assert_close(done["small"].losses, reference.train(SMALL).losses)
     assert done.finished
+
+
+def test_a_job_whose_turn_had_not_come_is_not_forgotten_by_a_run_that_goes_on(go, tmp_path):
+    jobs = [slow(0.02, name="first", steps=12), slow(0.0, name="second", seed=1)]
+
+    def ask(line):
+        if "first: started" in line:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    stopped = go(jobs, strategy="data", devices=1, show=ask)
+    assert stopped.interrupted
+    assert stopped["second"].steps == 0
+    done = plait.run(resume=stopped.directory, show=False, limits=QUICK)
+    assert done.finished
+    assert_close(done["second"].losses, reference.train(jobs[1]).losses)
+    (stopped.directory / "tasks/second/task.json").unlink()
+    with pytest.raises(FileError, match=r"has no task\.json for second"):
+        plait.run(resume=stopped.directory, show=False)
+
+
+LOSING = """
+import subprocess
+from plait.engine.worker import _lost
+child = subprocess.Popen(["sleep", "600"])
+print(child.pid, flush=True)
+_lost("the engine has hung up")
+"""
+
+
+def test_a_worker_that_lost_its_engine_ends_with_all_it_started_though_its_disk_is_full():
+    with open("/dev/full", "w") as full:
+        process = subprocess.Popen(
+            [sys.executable, "-c", LOSING], stdout=subprocess.PIPE, stderr=full, process_group=0, text=True
+        )
+    said, _ = process.communicate(timeout=100)  # which ends when the child has, too
+    assert process.returncode == 76
+    assert said.strip().isdecimal()
+
+
+def test_attempts_that_made_no_step_are_counted(go):
+    done = go(SMALL, strategy="data", devices=1)
+    (done.directory / "metrics.jsonl").unlink()  # as of an engine that was killed before the first step
+    with Record.open(done.directory) as record:
+        assert _first_attempt(record) == 1
 
 
 def test_an_engine_that_is_killed_leaves_nobody_behind_and_can_be_gone_on_with(tmp_path):

@@ -26,6 +26,8 @@ BEAT_S = 1.0
 """Between two signs of life."""
 _HELLO_BYTES = 4096
 """The most that a stranger may say before it has shown the token."""
+_HELLO_S = 10.0
+"""How long it may take over that; after that, it only holds a place."""
 _LINE_BYTES = 1 << 24
 _CLOSING_S = 5.0
 
@@ -134,6 +136,7 @@ class _Peer:
     """A connection, before and after it has said whose it is."""
 
     socket: socket.socket
+    since_s: float
     caller: Caller | None = None
     unread: bytearray = field(default_factory=bytearray)
     unsent: bytearray = field(default_factory=bytearray)
@@ -208,7 +211,10 @@ class Board:
             if beats:
                 beaten_s = time.monotonic()
             for peer in list(self._peers.values()):
-                self._send(peer, beats)
+                if peer.caller is None and time.monotonic() - peer.since_s > _HELLO_S:
+                    self._drop(peer)
+                else:
+                    self._send(peer, beats)
 
     def _accept(self) -> None:
         with suppress(OSError):
@@ -216,7 +222,7 @@ class Board:
             connection.setblocking(False)
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             with self._lock:
-                self._peers[connection.fileno()] = _Peer(socket=connection)
+                self._peers[connection.fileno()] = _Peer(socket=connection, since_s=time.monotonic())
             self._selector.register(connection, selectors.EVENT_READ)
 
     def _hear(self, peer: _Peer) -> None:
@@ -244,18 +250,19 @@ class Board:
         """Whether the line was one of a worker of this run."""
         try:
             message = json.loads(line)
-        except ValueError:
-            return False
-        if not isinstance(message, dict):
-            return False
-        if peer.caller is None:
-            known = hmac.compare_digest(str(message.get("token", "")).encode(), self._token.encode())
-            if not known:
+            if not isinstance(message, dict):
                 return False
-            peer.caller = Caller(
-                task=str(message["task"]), attempt=int(message["attempt"]), rank=int(message["rank"])
-            )
-            message = {"hello": True}
+            if peer.caller is None:
+                # Any text at all, half a surrogate pair too: a stranger must not end this thread.
+                shown = str(message.get("token", "")).encode(errors="replace")
+                if not hmac.compare_digest(shown, self._token.encode()):
+                    return False
+                peer.caller = Caller(
+                    task=str(message["task"]), attempt=int(message["attempt"]), rank=int(message["rank"])
+                )
+                message = {"hello": True}
+        except (ValueError, RecursionError, KeyError, TypeError):
+            return False
         with self._lock:
             self._heard_s[peer.caller] = time.monotonic()
         if message:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, cast
@@ -58,11 +58,15 @@ class Record:
         config: Mapping[str, Any],
         plan: Mapping[str, Any],
         jobs: Sequence[Job],
+        keep: Callable[[Self], object] | None = None,
     ) -> Self:
-        """A directory for a new run, with what is known of it; one that holds a run already is refused."""
+        """A directory for a new run, with what is known of it; one that holds a run already is refused.
+
+        ``keep`` writes what else going on with it needs, before the directory counts as a run.
+        """
         path = Path(directory)
         make_folder(path, setting="directory")
-        record = cls(path, Lock(path / _LOCK))
+        record = cls(path, _locked(path))
         try:
             there = [name for name in (CONFIG, METRICS, EVENTS) if (path / name).exists()]
             if there:
@@ -75,6 +79,8 @@ class Record:
             _write(path / ENVIRONMENT, environment())
             for job in jobs:
                 record.folder(job.name)
+            if keep is not None:
+                keep(record)
             made = {
                 "format": FORMAT,
                 "created": time.time(),
@@ -92,7 +98,7 @@ class Record:
     def open(cls, directory: str | Path) -> Self:
         """A run to go on with; refused while another process has it."""
         record = cls.read(directory)
-        record._lock = Lock(record.directory / _LOCK)
+        record._lock = _locked(record.directory)
         try:
             record._begin()
             now = plain(environment())
@@ -280,6 +286,13 @@ def file_name(name: str) -> str:
 
 def _whole(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _locked(directory: Path) -> Lock:
+    try:
+        return Lock(directory / _LOCK)
+    except OSError as error:
+        raise not_written(directory, error, setting="directory") from None
 
 
 def _write(path: Path, data: Mapping[str, Any]) -> None:

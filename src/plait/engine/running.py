@@ -15,7 +15,7 @@ from __future__ import annotations
 import os
 import pickle
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -42,9 +42,10 @@ from plait.engine.result import JobResult
 from plait.engine.sinks import Sink, Sinks, chosen
 from plait.engine.supervisor import Supervisor
 from plait.engine.task import FILE, SELECTION, Compress, Task
+from plait.engine.telling import ATTEMPT_FILE
 from plait.engine.worker import ATTEMPT
 from plait.engine.workload import Workload
-from plait.errors import UsageError
+from plait.errors import FileError, UsageError
 from plait.job import Job, Strategy
 from plait.spill.progress import Show
 from plait.spill.selection import Selection
@@ -174,11 +175,17 @@ def run(
             "max_slowdown": max_slowdown,
         }
         every = [*workload.jobs, *(selection.job for selection in workload.sweeps.values())]
-        with Record.create(place, config=config, plan=made.to_json(), jobs=every) as record:
-            record.event("planned", made.why)
+
+        def keep(record: Record) -> None:
+            """What going on needs, also of tasks whose turn does not come before this run is stopped."""
             cluster.save(place / CLUSTER)
             for name, selection in workload.sweeps.items():
                 (record.task_folder(name) / SELECTION).write_bytes(pickle.dumps(selection))
+            for task in tasks:
+                task.save(record.task_folder(task.name))
+
+        with Record.create(place, config=config, plan=made.to_json(), jobs=every, keep=keep) as record:
+            record.event("planned", made.why)
             if write is not None:
                 given = Surroundings(gpu=any(device.kind == "cuda" for device in cluster.devices))
                 for task in tasks:
@@ -194,10 +201,11 @@ def _go_on(
     """Go on with a run where it stopped: its tasks are in its directory."""
     with Record.open(directory) as record:
         cluster = Cluster.load(directory / CLUSTER)
-        asked = record.config["engine"] if engine == "local" else engine
-        launcher, _ = launcher_of(asked, cluster, None, None, directory)
         files = sorted((directory / "tasks").glob(f"*/{FILE}"))
         tasks = [Task.load(file.parent) for file in files]
+        _check_whole(tasks, record)
+        asked = record.config["engine"] if engine == "local" else engine
+        launcher, _ = launcher_of(asked, cluster, None, None, directory)
         left = [task for task in tasks if not _has_finished(task, record)]
         names = {task.name for task in left}
         left = [replace(task, after=tuple(name for name in task.after if name in names)) for task in left]
@@ -205,6 +213,18 @@ def _go_on(
         record.event("resumed", f"{len(left)} of {len(tasks)} tasks are left")
         view.event(f"going on with {directory}: {len(left)} of {len(tasks)} tasks are left")
         return _carry_out(left, None, cluster, launcher, record, view, limits, sinks)
+
+
+def _check_whole(tasks: Sequence[Task], record: Record) -> None:
+    """Refuse to go on without a job: nobody would miss it until its weights are needed."""
+    there = {name for task in tasks for name in task.names}
+    gone = [name for name in record.asked if name not in there]
+    if gone:
+        raise FileError(
+            f"{record.directory / 'tasks'} has no {FILE} for {', '.join(gone)}",
+            setting="directory",
+            works="the run's directory as it was left, or the jobs file in another directory",
+        )
 
 
 def _has_finished(task: Task, record: Record) -> bool:
@@ -263,11 +283,16 @@ def _report(record: Record, view: View) -> Path | None:
         return report(record.directory)
     except Exception as error:
         reason = f"{type(error).__name__}: {error}"
-        record.event("failed", f"the report cannot be made: {reason}")
+        with suppress(FileError):  # the disk that has no room for the page
+            record.event("failed", f"the report cannot be made: {reason}")
         view.event(f"the report cannot be made: {reason}")
         return None
 
 
 def _first_attempt(record: Record) -> int:
     """Above that of every attempt there was: what those still send is not taken for ours."""
-    return 1 + max((int(row.get("attempt", 0)) for row in record.history()), default=-1)
+    told = [int(row.get("attempt", 0)) for row in record.history()]
+    for file in (record.directory / "jobs").glob(f"*/{ATTEMPT_FILE}"):  # also of one that made no step
+        with suppress(OSError, ValueError):
+            told.append(int(file.read_text()))
+    return 1 + max(told, default=-1)

@@ -19,6 +19,7 @@ from dataclasses import replace
 from types import FrameType
 from typing import Any
 
+from plait.destination import write_text
 from plait.engine.channel import BEAT_S, Board, Caller, Said
 from plait.engine.course import Attempt, Course, Limits
 from plait.engine.launcher import Launcher, Worker
@@ -152,7 +153,10 @@ class Supervisor:
             if available is None:
                 available = self._launcher.available()
             if self._can_start(course, available, now):
-                self._begin(course)
+                try:
+                    self._begin(course)
+                except (FileError, OSError) as error:
+                    self._fail(course, Failure(cause="raised", text=str(error)))
 
     def _can_start(self, course: Course, available: frozenset[str], now: float) -> bool:
         missing = set(course.task.devices) - available
@@ -182,7 +186,7 @@ class Supervisor:
         folder = self._record.task_folder(task.name)
         task.save(folder)
         for name in task.names:
-            (self._record.folder(name) / ATTEMPT_FILE).write_text(f"{number}\n")
+            write_text(self._record.folder(name) / ATTEMPT_FILE, f"{number}\n", setting="directory")
         address, port = self._launcher.meeting(task.devices[0])
         now = time.monotonic()
         workers: list[Worker] = []
@@ -273,6 +277,10 @@ class Supervisor:
             codes = [worker.poll() for worker in attempt.workers]
             if all(code == 0 for code in codes):
                 self._hear_out(course)
+                if left := [name for name in self._expected(course) if self._result(course, name) is None]:
+                    text = f"its workers ended as if all was done, and left no result of {', '.join(left)}"
+                    self._fail(course, attempt.failed("raised", text))
+                    continue
                 self._kill(course)
                 self._end(course, "finished")
             elif all(code in (0, EXIT_STOPPED) for code in codes):
@@ -352,10 +360,8 @@ class Supervisor:
         found: dict[str, JobResult] = {}
         for course in self._courses.values():
             seconds = course.ended_s - (course.started_s or course.ended_s)
-            for name in sorted(
-                {*course.settled, *(() if course.task.kind == "search" else course.task.names)}
-            ):
-                made = JobResult.load(self._record.folder(name)) if name in course.settled else None
+            for name in sorted({*course.settled, *self._expected(course)}):
+                made = self._result(course, name)
                 if made is None:
                     losses = tuple(row["loss"] for row in self._record.rows().get(name, ()) if "loss" in row)
                     end: Any = "failed" if course.end == "failed" else "stopped"
@@ -363,10 +369,25 @@ class Supervisor:
                         name=name, end=end, strategy=course.task.strategy, losses=losses, error=course.error
                     )
                 found[name] = replace(made, seconds=seconds, restarts=course.retries.count)
-                found[name].save(self._record.folder(name))
+                try:
+                    found[name].save(self._record.folder(name))
+                except (OSError, FileError) as error:  # what came of it is told all the same
+                    self._view.event(f"{name}: its result is not written down: {error}")
         return found
+
+    def _expected(self, course: Course) -> tuple[str, ...]:
+        """The jobs of which there must be a result; what trials there are, only a search knows."""
+        return () if course.task.kind == "search" else course.task.names
+
+    def _result(self, course: Course, name: str) -> JobResult | None:
+        """What the workers say came of a job; what was left by a run that was stopped does not count."""
+        found = JobResult.load(self._record.folder(name))
+        return found if found is not None and (found.finished or name in course.settled) else None
 
     def _event(self, kind: str, text: str, course: Course | None = None, **facts: Any) -> None:
         job = None if course is None else course.task.name
-        self._record.event(kind, text, job=job, **facts)
+        try:
+            self._record.event(kind, text, job=job, **facts)
+        except FileError as error:  # as with rows: a full disk must not end what trains
+            self._view.event(f"this is not written down: {error.what}")
         self._view.event(text if job is None else f"{job}: {kind}: {text}")

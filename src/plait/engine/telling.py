@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -72,7 +73,8 @@ class Teller:
             return
         if owner != str(self.attempt):
             told = f"attempt {owner} has taken over job {job!r} from this one, {self.attempt}"
-            print(f"plait.engine.worker: {told}: this worker ends", file=sys.stderr, flush=True)
+            with suppress(OSError, ValueError):  # a full disk must not keep it alive
+                print(f"plait.engine.worker: {told}: this worker ends", file=sys.stderr, flush=True)
             os._exit(76)
 
     def close(self) -> None:

@@ -18,6 +18,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -106,7 +107,7 @@ def main(arguments: list[str] | None = None) -> int:
         from plait.engine.training import carry_out
 
         return 0 if carry_out(task, folder, teller) else EXIT_STOPPED
-    except Exception as error:
+    except (Exception, SystemExit, KeyboardInterrupt) as error:  # a job that leaves has not done its work
         return _failed(error, teller)
     finally:
         if teller is not None:
@@ -129,24 +130,41 @@ def _line(situation: Situation, task: str, rank: int) -> Line | None:
 
 def _lost(why: str) -> None:
     """End at once: whoever takes over must find nobody writing to the same place."""
-    print(f"plait.engine.worker: {why}: this worker ends", file=sys.stderr, flush=True)
+    with suppress(OSError, ValueError):  # a full disk must not keep it alive
+        print(f"plait.engine.worker: {why}: this worker ends", file=sys.stderr, flush=True)
+    _end_started()
     os._exit(EXIT_LOST)
 
 
-def _failed(error: Exception, teller: Teller | None) -> int:
+def _end_started() -> None:
+    """End what this worker has started, which the engine would have done."""
+    own = os.getpid()
+    if os.getpgrp() != own:
+        return
+    with suppress(FileNotFoundError):
+        for number in [int(name) for name in os.listdir("/proc") if name.isdecimal()]:
+            with suppress(ProcessLookupError, PermissionError):
+                if number != own and os.getpgid(number) == own:
+                    os.kill(number, signal.SIGKILL)
+
+
+def _failed(error: BaseException, teller: Teller | None) -> int:
     """Say why, here and to the engine."""
     final = _is_final(error)
-    if isinstance(error, PlaitError):
-        print(f"plait.engine.worker: {error}", file=sys.stderr, flush=True)
-    else:
-        traceback.print_exception(error)
+    with suppress(OSError, ValueError):  # a disk that is full has no room for it here; the engine hears it
+        if isinstance(error, PlaitError):
+            print(f"plait.engine.worker: {error}", file=sys.stderr, flush=True)
+        else:
+            traceback.print_exception(error)
     if teller is not None:
         text = str(error) if isinstance(error, PlaitError) else f"{type(error).__name__}: {error}"
+        if isinstance(error, SystemExit):
+            text = f"the job's own code called sys.exit({'' if error.code is None else repr(error.code)})"
         teller.tell(error={"kind": type(error).__name__, "text": text, "final": final})
     return EXIT_REFUSED if final else EXIT_FAILED
 
 
-def _is_final(error: Exception) -> bool:
+def _is_final(error: BaseException) -> bool:
     """Whether the same would happen again, whenever and wherever it is tried."""
     if isinstance(error, FileError):
         return error.setting != "directory"  # a disk may have room again
@@ -156,6 +174,7 @@ def _is_final(error: Exception) -> bool:
 if __name__ == "__main__":
     code = main()
     # What is left are threads of gloo and of user code, which nobody needs and which may wait for ever.
-    sys.stdout.flush()
-    sys.stderr.flush()
+    for output in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError):
+            output.flush()
     os._exit(code)

@@ -1,0 +1,90 @@
+"""`plait run`: a jobs file in, results and a report out."""
+
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+from plait.cli.app import app
+from plait.errors import FileError, UsageError
+
+JOBS = """
+import functools
+import torch
+from torch import nn
+import plait
+from plait.losses import cross_entropy
+
+def net():
+    return nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 4))
+
+def points(seed, *, broken=False):
+    x = torch.randn(32, 6, generator=torch.Generator().manual_seed(seed))
+    if broken:
+        x[:] = float("inf")
+    return [(row, row.argmax() % 4) for row in x]
+
+good = plait.Job(
+    name="good", model=net, data=points, loss=cross_entropy, optimizer=torch.optim.AdamW, batch=8, steps=3,
+    strategy="data",
+)
+import dataclasses
+bad = dataclasses.replace(good, name="bad", data=functools.partial(points, broken=True))
+"""
+
+
+@pytest.fixture
+def jobs(tmp_path, monkeypatch):
+    """A jobs file, by what it lists."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+    def write(listed):
+        (tmp_path / "jobs.py").write_text(f"{JOBS}\njobs = [{listed}]\n")
+        return "jobs.py"
+
+    return write
+
+
+def run(*words):
+    return CliRunner().invoke(app, ["run", *words])
+
+
+def test_jobs_are_trained_and_one_that_fails_is_told_by_the_exit_code(jobs, tmp_path):
+    done = run(jobs("good, bad"), "--json", "--devices", "1")
+    assert done.exit_code == 1, done.output
+    told = json.loads(done.stdout)
+    assert told["jobs"]["good"]["end"] == "finished"
+    assert told["jobs"]["good"]["steps"] == 3
+    assert "nonfinite" in told["jobs"]["bad"]["error"]
+    assert (tmp_path / told["report"]).is_file()
+    assert told["directory"] == "runs/good-and-1"
+
+
+def test_what_is_planned_can_be_looked_at_or_written_for_others(jobs, tmp_path):
+    done = run(jobs("good"), "--dry-run", "--json")
+    assert done.exit_code == 0, done.output
+    assert json.loads(done.stdout)["plan"]["ways"]
+    assert not (tmp_path / "runs").exists()
+    done = run("jobs.py", "--emit", "torchrun", "--directory", "runs/written")
+    assert done.exit_code == 0, done.output
+    assert (tmp_path / "runs/written/tasks/good/torchrun.sh").is_file()
+
+
+@pytest.mark.parametrize(
+    ("words", "error", "what"),
+    [
+        ([], UsageError, "neither a jobs file nor a run"),
+        (["jobs.py", "--resume", "runs/x"], UsageError, "a jobs file and --resume"),
+        (["none.py"], FileError, "there is no jobs file none.py"),
+        (["jobs.py", "--compress", "many"], UsageError, "gradients in 'many' bits"),
+        (["jobs.py", "--strategy", "magic"], UsageError, "there is no strategy 'magic'"),
+        (["jobs.py", "--emit", "condor"], UsageError, "condor"),
+        (["--resume", "runs/x"], FileError, "runs/x holds no run"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(jobs, words, error, what):
+    jobs("good")
+    done = run(*words)
+    assert isinstance(done.exception, error)
+    assert what in str(done.exception)
