@@ -79,7 +79,7 @@ def test_the_python_of_a_page_runs_as_printed(page, workplace, forkserver):
     assert process.exitcode == 0, log.read_text()
 
 
-@pytest.mark.parametrize(("page", "lines"), every_command())
+@pytest.mark.parametrize(("page", "lines"), list(every_command()))
 def test_the_commands_of_a_page_work_as_printed(page, lines, workplace):
     for words in lines:
         given = list(itertools.takewhile(lambda word: re.match("[A-Z_]+=", word), words))  # VARIABLE=value

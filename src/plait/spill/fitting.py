@@ -7,10 +7,10 @@ from pathlib import Path
 
 from plait.errors import UsageError
 from plait.job import Job
-from plait.spill.handle import Fitting, OnStep
+from plait.spill.handle import Fitting
 from plait.spill.outcome import Outcomes
 from plait.spill.policies import PolicyName
-from plait.spill.progress import Show
+from plait.spill.progress import OnStep, Show
 from plait.spill.settings import as_list, check_jobs
 from plait.timeline import Timeline
 
@@ -30,7 +30,7 @@ def fit(
     weights: Mapping[str, str | Path] | None = None,
     timeline: Timeline | None = None,
     show: Show = None,
-    on_step: OnStep | None = None,
+    on_step: OnStep = None,
 ) -> Outcomes:
     """Train jobs within a budget of memory, and return what came of each.
 

@@ -33,7 +33,7 @@ from plait.spill.lock import Lock
 from plait.spill.outcome import End, Outcome, Outcomes
 from plait.spill.policies import policy
 from plait.spill.preparation import Known
-from plait.spill.progress import Show, progress
+from plait.spill.progress import OnStep, Show, progress
 from plait.spill.record import Record
 from plait.spill.results import Results
 from plait.spill.selection import Decision
@@ -43,8 +43,6 @@ from plait.timeline import Timeline
 
 _LOCK = "run.lock"
 Result = TypeVar("Result")
-OnStep = Callable[[str, int, float], object]
-"""Told of a job's name, how many steps are done, and the last one's loss."""
 
 
 class Fitting:
@@ -54,12 +52,7 @@ class Fitting:
     """
 
     def __init__(
-        self,
-        *,
-        timeline: Timeline | None = None,
-        show: Show = None,
-        on_step: OnStep | None = None,
-        **settings: Any,
+        self, *, timeline: Timeline | None = None, show: Show = None, on_step: OnStep = None, **settings: Any
     ) -> None:
         if in_device():  # the script that runs this is being read for the functions of its jobs
             raise ScriptStop

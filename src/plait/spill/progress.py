@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 Show = bool | Callable[[str], None] | None
 """None: a table on a terminal, lines elsewhere; False: nothing; a function: lines, one a call."""
+OnStep = Callable[[str, int, float], object] | None
+"""Told of a job's name, how many steps are done, and the last one's loss."""
 _REFRESH_PER_SECOND = 4
 _LINE_SECONDS = 10.0
 """The least time between two lines about one job that merely goes on."""
