@@ -234,3 +234,11 @@ def test_a_directory_that_cannot_be_made(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(FileError, match="cannot be written"):
         create(tmp_path / "file" / "run", "gpt")
+
+
+def test_a_run_whose_directory_cannot_be_written_is_not_gone_on_with(tmp_path):
+    with create(tmp_path / "run", "gpt"):
+        pass
+    (tmp_path / "run" / "lock").mkdir()  # as on a disk that may only be read; root may write everywhere else
+    with pytest.raises(FileError, match="cannot be written"):
+        Record.open(tmp_path / "run")

@@ -1,5 +1,6 @@
 """Whole runs in real processes: every strategy, failures, stops, and going on."""
 
+import contextlib
 import dataclasses
 import functools
 import json
@@ -19,6 +20,7 @@ from plait.cluster import Cluster, Tier
 from plait.engine import Limits
 from plait.engine.record import Record
 from plait.engine.running import _first_attempt
+from plait.engine.worker import _failed
 from plait.errors import FileError, UsageError
 from plait.spill import Choice, Selection, no_halving
 from reference_jobs import job, points
@@ -268,3 +270,19 @@ def test_background_jobs_train_behind_the_foreground(go):
     done = go([slow(0.02, steps=10), behind], strategy="data")
     assert done.finished
     assert done["behind"].losses == reference.train(behind).losses
+
+
+def test_why_a_worker_failed_is_told_though_its_own_log_is_on_a_full_disk(monkeypatch):
+    class Teller:
+        def tell(self, **message):
+            self.message = message
+
+    teller = Teller()
+    with open("/dev/full", "w") as full:
+        monkeypatch.setattr(sys, "stderr", full)
+        with contextlib.suppress(OSError):
+            assert _failed(FileError("no room", setting="directory", works="room"), teller) == 1
+        monkeypatch.undo()
+        with contextlib.suppress(OSError):
+            full.close()
+    assert "no room" in teller.message["error"]["text"]

@@ -71,6 +71,15 @@ def run(
     if (file is None) == (resume is None):
         what = "neither a jobs file nor a run to go on with" if file is None else "a jobs file and --resume"
         raise UsageError(what, setting="FILE, --resume", works="one of them: plait run jobs.py")
+    if resume is not None:
+        _check_alone(
+            resume,
+            {
+                "--directory": directory, "--emit": emit, "--compress": compress, "--cluster": cluster,
+                "--strategy": None if strategy == "auto" else strategy, "--devices": devices,
+                "--memory": memory, "--save-every": save_every,
+            },
+        )  # fmt: skip
     common: dict[str, Any] = {
         "engine": engine,
         "limits": Limits(restarts=restarts),
@@ -103,6 +112,19 @@ def run(
         raise typer.Exit(EXIT_INTERRUPTED)
     if any(result.end == "failed" for result in done.values()):
         raise typer.Exit(EXIT_FAILED)
+
+
+def _check_alone(resume: Path, given: dict[str, object]) -> None:
+    """Refuse what a run that goes on cannot change."""
+    from plait.errors import UsageError
+
+    for name, value in given.items():
+        if value is not None:
+            raise UsageError(
+                f"{name} for a run that goes on: it is as it was",
+                setting=name,
+                works=f"--resume {resume} alone",
+            )
 
 
 def _bits(text: str | None) -> Any:

@@ -68,8 +68,13 @@ class Attempt:
 
     def blame(self, error: dict[str, Any]) -> None:
         """One of the workers says why it failed; the first one tells most, unless it blames another."""
-        if self.error is None or (self.error["kind"] == "WorkerError" and error["kind"] != "WorkerError"):
+        if self.error is None or (self.is_unsure and not _blames_another(error)):
             self.error = error
+
+    @property
+    def is_unsure(self) -> bool:
+        """Whether nothing is known yet but that one worker lost another."""
+        return self.error is None or _blames_another(self.error)
 
     def failed(self, cause: Cause, text: str, *, final: bool = False) -> Failure:
         """That it has."""
@@ -109,6 +114,12 @@ class Course:
     """By job, what is known of it besides its steps, such as the share of a background job."""
     settled: set[str] = field(default_factory=set)
     """Jobs of which there is a result."""
+
+
+def _blames_another(error: Mapping[str, Any]) -> bool:
+    """Whether a worker only noticed that another was gone."""
+    transport = "gloo" in str(error["text"]) or "NCCL" in str(error["text"])
+    return error["kind"] == "WorkerError" or transport
 
 
 def _last_line(log: Path) -> str:

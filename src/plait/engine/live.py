@@ -41,9 +41,9 @@ def _share(value: float) -> str:
 
 _FIGURES: dict[str, tuple[str, Callable[[float], str]]] = {
     "loss": ("loss", "{:.4g}".format),
-    "samples_per_s": ("samples/s", "{:.4g}".format),
+    "samples_per_s": ("samples/s", lambda value: f"{value:,.0f}" if value >= 1000 else f"{value:.4g}"),
     "memory_bytes": ("memory", format_bytes),
-    "bits": ("bits", "{:g}".format),
+    "bits": ("bits", "{:.3g}".format),
     "k": ("k", "{:g}".format),
     "width": ("width", "{:g}".format),
     "background_share": ("background", _share),

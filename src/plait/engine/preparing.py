@@ -121,8 +121,8 @@ def _once(progress: Callable[[str], object]) -> Callable[[str], None]:
     said: set[str] = set()
 
     def tell(text: str) -> None:
-        job, found, _ = text.partition(":")
-        if found and job not in said:
+        job, _, found = text.partition(":")
+        if " batch " in found and job not in said:
             said.add(job)
             progress(f"measuring {job}, once: its profile is kept")
 
@@ -139,7 +139,7 @@ def check_placed(made: WorkloadPlan) -> None:
     changes = [change.text for each in compared for change in each.changes[:1]]
     works = changes or list(dict.fromkeys(option.works for option in options if option.works is not None))
     raise UsageError(
-        "; ".join([f"{', '.join(made.unplaced)} cannot be run here: {made.why}", *reasons]),
+        f"{', '.join(made.unplaced)} cannot be run here: {'; '.join(reasons) or made.why}",
         setting="cluster, memory, strategy",
         works="; ".join(works) or "more memory",
     )

@@ -68,13 +68,7 @@ class Record:
         make_folder(path, setting="directory")
         record = cls(path, _locked(path))
         try:
-            there = [name for name in (CONFIG, METRICS, EVENTS) if (path / name).exists()]
-            if there:
-                raise FileError(
-                    f"{path} holds a run already: it has {there[0]}",
-                    setting="directory",
-                    works="resume to go on with it, or another directory",
-                )
+            cls.check_free(path)
             _write(path / PLAN, plan)
             _write(path / ENVIRONMENT, environment())
             for job in jobs:
@@ -93,6 +87,17 @@ class Record:
             record.close()
             raise
         return record
+
+    @staticmethod
+    def check_free(path: Path) -> None:
+        """Refuse a directory that holds a run."""
+        there = [name for name in (CONFIG, METRICS, EVENTS) if (path / name).exists()]
+        if there:
+            raise FileError(
+                f"{path} holds a run already: it has {there[0]}",
+                setting="directory",
+                works="resume to go on with it, or another directory",
+            )
 
     @classmethod
     def open(cls, directory: str | Path) -> Self:

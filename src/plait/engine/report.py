@@ -31,7 +31,7 @@ from plait.units import format_bytes, format_seconds
 
 _CURVES = 8
 """A plot has no more, or their colours could not be told apart."""
-_TROUBLE = ("failed", "restarted", "stopped", "resumed")
+_TROUBLE = ("failed", "broken", "waiting", "restarted", "stopping", "stopped", "resumed")
 _DECISIONS = ("planned", "decision")
 _NONE = "—"
 _ARGUMENTS = ("strategy", "compress", "objective", "save_every", "max_slowdown")

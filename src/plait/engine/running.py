@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, replace
@@ -56,7 +57,7 @@ CLUSTER = "cluster.toml"
 """In a run's directory: what it ran on."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class Run(Mapping[str, JobResult]):
     """What came of a run: by job, its result."""
 
@@ -79,6 +80,9 @@ class Run(Mapping[str, JobResult]):
 
     def __len__(self) -> int:
         return len(self.results)
+
+    def __repr__(self) -> str:
+        return f"Run({str(self.directory)!r}: {'; '.join(map(str, self.values()))})"
 
     @property
     def finished(self) -> bool:
@@ -148,51 +152,97 @@ def run(
         return _go_on(Path(resume), engine, limits, sinks, show)
     if jobs is None:
         raise UsageError("there are no jobs to run", setting="jobs", works="plait.run([job])")
-    workload = Workload.of(jobs)
     check(strategy, compress, save_every, engine, write)
     memory_bytes = None if memory is None else parse_bytes(memory, setting="memory")
+    manner = Manner(save_every=save_every, max_slowdown=max_slowdown, memory_bytes=memory_bytes)
+    return _set_out(
+        Workload.of(jobs),
+        _Asked(
+            strategy=strategy, compress=compress, objective=objective, manner=manner, dry_run=dry_run,
+            write=write, limits=limits, sinks=sinks, profiles=profiles, show=show,
+        ),
+        engine, cluster, devices, directory,
+    )  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Asked:
+    """How a new run was asked for."""
+
+    strategy: Strategy
+    compress: Compress
+    objective: Objective
+    manner: Manner
+    dry_run: bool
+    write: Kind | None
+    limits: Limits
+    sinks: Sequence[str | Sink]
+    profiles: str | Path | None
+    show: Show
+
+    def config(self, engine: EngineName | Launcher) -> dict[str, object]:
+        """As it is written down."""
+        return {
+            "engine": engine if isinstance(engine, str) else type(engine).__name__,
+            "strategy": self.strategy,
+            "compress": self.compress,
+            "objective": self.objective,
+            "save_every": self.manner.save_every,
+            "max_slowdown": self.manner.max_slowdown,
+        }
+
+
+def _set_out(
+    workload: Workload,
+    asked: _Asked,
+    engine: EngineName | Launcher,
+    cluster: Cluster | None,
+    devices: int | None,
+    directory: str | Path | None,
+) -> Run:
+    """Plan a workload, show the plan, and carry it out."""
     place = new_directory(workload) if directory is None else Path(directory)
-    launcher, cluster = launcher_of(engine, cluster, devices, memory_bytes, place)
+    Record.check_free(place)
+    chosen(asked.sinks, place / "tensorboard")  # refused, if they are, before anything is done
+    launcher, known = launcher_of(engine, cluster, devices, asked.manner.memory_bytes, place)
     with closing(launcher):
-        view = View(show)
-        view.event(f"planning for {len(cluster.devices)} devices")
-        made = planned(workload, cluster, strategy, objective, profiles, view.event)
+        view = View(asked.show)
+        view.event(f"planning for {len(known.devices)} devices")
+        made = planned(workload, known, asked.strategy, asked.objective, asked.profiles, view.event)
         check_placed(made)
-        manner = Manner(save_every=save_every, max_slowdown=max_slowdown, memory_bytes=memory_bytes)
-        tasks = compressed(
-            tasks_of(made, {job.name: job for job in workload.jobs}, workload.sweeps, manner), compress
-        )
+        jobs = {job.name: job for job in workload.jobs}
+        tasks = compressed(tasks_of(made, jobs, workload.sweeps, asked.manner), asked.compress)
         for text in told(made, tasks):
             view.event(text)
-        if dry_run:
+        if asked.dry_run:
             return Run(directory=place, plan=made, results={}, report=None)
-        config = {
-            "engine": engine if isinstance(engine, str) else type(engine).__name__,
-            "strategy": strategy,
-            "compress": compress,
-            "objective": objective,
-            "save_every": save_every,
-            "max_slowdown": max_slowdown,
-        }
-        every = [*workload.jobs, *(selection.job for selection in workload.sweeps.values())]
 
         def keep(record: Record) -> None:
             """What going on needs, also of tasks whose turn does not come before this run is stopped."""
-            cluster.save(place / CLUSTER)
+            known.save(place / CLUSTER)
             for name, selection in workload.sweeps.items():
                 (record.task_folder(name) / SELECTION).write_bytes(pickle.dumps(selection))
             for task in tasks:
                 task.save(record.task_folder(task.name))
 
+        every = [*workload.jobs, *(selection.job for selection in workload.sweeps.values())]
+        config = asked.config(engine)
         with Record.create(place, config=config, plan=made.to_json(), jobs=every, keep=keep) as record:
             record.event("planned", made.why)
-            if write is not None:
-                given = Surroundings(gpu=any(device.kind == "cuda" for device in cluster.devices))
-                for task in tasks:
-                    for file in emit(place, task, write, given=given):
-                        view.event(f"written: {file}")
-                return Run(directory=place, plan=made, results={}, report=None)
-            return _carry_out(tasks, made, cluster, launcher, record, view, limits, sinks)
+            if asked.write is None:
+                return _carry_out(tasks, made, known, launcher, record, view, asked.limits, asked.sinks)
+            for file in _written(tasks, asked.write, place, known):
+                view.event(f"written: {file}")
+            return Run(directory=place, plan=made, results={}, report=None)
+
+
+def _written(tasks: Sequence[Task], kind: Kind, place: Path, cluster: Cluster) -> list[Path]:
+    """Files by which others start the workers of tasks."""
+    given = Surroundings(
+        python=sys.executable if kind == "torchrun" else "python",
+        gpu=any(device.kind == "cuda" for device in cluster.devices),
+    )
+    return [file for task in tasks for file in emit(place, task, kind, given=given)]
 
 
 def _go_on(
@@ -210,6 +260,12 @@ def _go_on(
         names = {task.name for task in left}
         left = [replace(task, after=tuple(name for name in task.after if name in names)) for task in left]
         view = View(show)
+        if not left:
+            launcher.close()
+            view.event(f"nothing is left to do of {directory}")
+            found = {job.name: JobResult.load(record.folder(job.name)) for job in record.jobs}
+            kept = {name: result for name, result in found.items() if result is not None}
+            return Run(directory=directory, plan=None, results=kept, report=_report(record, view))
         record.event("resumed", f"{len(left)} of {len(tasks)} tasks are left")
         view.event(f"going on with {directory}: {len(left)} of {len(tasks)} tasks are left")
         return _carry_out(left, None, cluster, launcher, record, view, limits, sinks)

@@ -306,7 +306,7 @@ class Supervisor:
         bad = [rank for rank, code in enumerate(codes) if code not in (None, 0, EXIT_STOPPED)]
         if bad:
             attempt.ended_s = attempt.ended_s or now
-            if attempt.error is None and None in codes and now - attempt.ended_s < _HEARING_S:
+            if attempt.is_unsure and None in codes and now - attempt.ended_s < _HEARING_S:
                 return None
             log = self._record.task_folder(course.task.name) / f"rank{bad[0]}.log"
             return attempt.ended(codes, bad[0], log)
@@ -390,4 +390,5 @@ class Supervisor:
             self._record.event(kind, text, job=job, **facts)
         except FileError as error:  # as with rows: a full disk must not end what trains
             self._view.event(f"this is not written down: {error.what}")
-        self._view.event(text if job is None else f"{job}: {kind}: {text}")
+        said = kind if text == kind else f"{kind}: {text}"
+        self._view.event(text if job is None else f"{job}: {said}")

@@ -85,7 +85,8 @@ def _train_plainly(task: Task, job: Job, common: dict[str, Any], teller: Teller)
     attached: list[Any] = []
 
     def attach(model: Any) -> None:
-        attached.append(compress.attach(model, bits=task.compress))
+        # What was planned, or asked for, is done; only "auto" may find that it does not pay.
+        attached.append(compress.attach(model, bits=task.compress, decline=task.compress == "auto"))
 
     def facts() -> dict[str, Any]:
         total = attached[0].report().total
@@ -184,6 +185,10 @@ def _take_turns(task: Task, folder: Path, teller: Teller) -> bool:
         if task.kind == "search":
             selection = pickle.loads((folder / SELECTION).read_bytes())
             outcomes: Outcomes = search(selection, **settings)
+            if (best := selection.best) is not None:
+                chosen = ", ".join(f"{name} {value}" for name, value in best.values.items())
+                text = f"the best trial is {best.job.name}, {best.value:.6g}, with {chosen}"
+                teller.tell(event={"kind": "decision", "text": text})
         else:
             outcomes = fit(task.read_jobs(), **settings)
     except KeyboardInterrupt:
