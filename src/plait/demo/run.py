@@ -84,6 +84,10 @@ def act(directory: Path) -> None:
         f"plait: {taken_s:.0f} s with planning and starting of processes; plain PyTorch, one after another "
         f"with {os.cpu_count()} threads: {plain_s:.0f} s; {plain_s / taken_s:.2f} times as fast"
     )
+    show.print(
+        f"{_starting_s(done):.0f} s of plait's passed between the start of a process and its first step: jobs "
+        "of seconds, which fit into memory and have no wire between them, gain little from several processes"
+    )
     show.print(f"report: {done.report}")
 
 
@@ -106,6 +110,19 @@ def _plainly(say: Callable[[str], Any]) -> tuple[float, dict[str, tuple[float, .
     for each in work:
         losses[each.name] = reference.train(replace(each, threads=os.cpu_count() or 1)).losses
     return time.perf_counter() - started, losses
+
+
+def _starting_s(done: Run) -> float:
+    """How long processes took to start, one after another; background work, which may wait, left out."""
+    from plait.engine.record import Record
+
+    record = Record.read(done.directory)
+    begun = {event["job"]: event["time"] for event in record.events() if event["kind"] == "started"}
+    first: dict[str, float] = {}
+    for row in record.history():
+        task = "swept-sweep" if row["job"].startswith("swept") else row["job"]
+        first.setdefault(task, row["time"])
+    return sum(first[task] - at for task, at in begun.items() if task in first and task != "behind")
 
 
 def _compared(done: Run, losses: dict[str, tuple[float, ...]]) -> str:
