@@ -85,7 +85,7 @@ def act(directory: Path) -> None:
         f"with {os.cpu_count()} threads: {plain_s:.0f} s; {plain_s / taken_s:.2f} times as fast"
     )
     show.print(
-        f"{_starting_s(done):.0f} s of plait's passed between the start of a process and its first step: jobs "
+        f"{_starting_s(done):.0f} s of plait's passed between a process's start and its first step: jobs "
         "of seconds, which fit into memory and have no wire between them, gain little from several processes"
     )
     show.print(f"report: {done.report}")
@@ -122,7 +122,8 @@ def _starting_s(done: Run) -> float:
     for row in record.history():
         task = "swept-sweep" if row["job"].startswith("swept") else row["job"]
         first.setdefault(task, row["time"])
-    return sum(first[task] - at for task, at in begun.items() if task in first and task != "behind")
+    waits = [first[task] - at for task, at in begun.items() if task in first and task != "behind"]
+    return float(sum(waits))
 
 
 def _compared(done: Run, losses: dict[str, tuple[float, ...]]) -> str:
