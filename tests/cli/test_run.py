@@ -1,6 +1,7 @@
 """`plait run`: a jobs file in, results and a report out."""
 
 import json
+from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
@@ -81,6 +82,8 @@ def test_what_is_planned_can_be_looked_at_or_written_for_others(jobs, tmp_path):
         (["jobs.py", "--strategy", "magic"], UsageError, "there is no strategy 'magic'"),
         (["jobs.py", "--emit", "condor"], UsageError, "condor"),
         (["--resume", "runs/x"], FileError, "runs/x holds no run"),
+        (["--resume", "runs/x", "--strategy", "data"], UsageError, "--strategy for a run that goes on"),
+        (["jobs.py", "--sink", "foo"], UsageError, "there is no sink 'foo'"),
     ],
 )
 def test_what_makes_no_sense_is_refused(jobs, words, error, what):
@@ -88,3 +91,4 @@ def test_what_makes_no_sense_is_refused(jobs, words, error, what):
     done = run(*words)
     assert isinstance(done.exception, error)
     assert what in str(done.exception)
+    assert not Path("runs").exists()  # nothing that would be in the way next time
