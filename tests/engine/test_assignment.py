@@ -31,10 +31,10 @@ def placed(name, devices, start_ms=0.0, end_ms=100.0, how="foreground", **settin
     )  # fmt: skip
 
 
-def plan_of(*placements):
+def plan_of(*placements, cluster=HERE):
     way = Way(name="by hand", placements=placements, makespan_ms=1.0, samples_per_s=1.0)
     return WorkloadPlan(
-        cluster=HERE, objective="makespan", ways=(way,), comparisons={}, bound_ms=1.0,
+        cluster=cluster, objective="makespan", ways=(way,), comparisons={}, bound_ms=1.0,
         bound_samples_per_s=1.0, why="by hand",
     )  # fmt: skip
 
@@ -100,6 +100,17 @@ def test_background_jobs_wait_for_nobody_and_nobody_for_them():
     assert by_name["behind"].priority == "background"
     assert by_name["behind"].after == ()
     assert by_name["later"].after == ("front",)
+
+
+@pytest.mark.parametrize("idlest", [0, 1, 2])
+def test_a_sweep_runs_on_the_host_that_the_foreground_uses_least(idlest):
+    three = Cluster.uniform(hosts=3, memory="1GiB", bandwidth="1gbit", latency="50us")
+    names = [device.name for device in three.devices]
+    front = placed("front", names, idle_ms={name: 9.0 if i == idlest else 4.0 for i, name in enumerate(names)})
+    sweep = Selection(job(BASE), {"optimizer.lr": Choice([0.1])}, no_halving(trials=1, most_steps=7))
+    jobs = {"front": job(BASE, name="front")}
+    _, search = tasks_of(plan_of(front, cluster=three), jobs, {"sweep": sweep}, Manner())
+    assert search.devices == (names[idlest],)
 
 
 @pytest.mark.parametrize("priority", ["foreground", "background"])

@@ -39,7 +39,7 @@ def tasks_of(
     """The tasks of a plan, and of the sweeps beside it."""
     made = _placed(plan, jobs, manner)
     for name, selection in sweeps.items():
-        made.append(_sweep(name, selection, plan.cluster, made, manner))
+        made.append(_sweep(name, selection, plan, made, manner))
     return tuple(made)
 
 
@@ -109,10 +109,14 @@ def _one(placement: Placement, job: Job, cluster: Cluster, manner: Manner) -> Ta
     )
 
 
-def _sweep(name: str, selection: Selection, cluster: Cluster, made: Sequence[Task], manner: Manner) -> Task:
-    """A search on all devices of the first host, after the jobs in the foreground or behind them."""
-    behind = selection.job.priority == "background"
-    host = cluster.devices[0].host
+def _sweep(
+    name: str, selection: Selection, plan: WorkloadPlan, made: Sequence[Task], manner: Manner
+) -> Task:
+    """A search on all devices of the idlest host, after the jobs in the foreground or behind them."""
+    cluster, behind = plan.cluster, selection.job.priority == "background"
+    idle_ms = _idle_ms(plan)
+    hosts = dict.fromkeys(device.host for device in cluster.devices)
+    host = max(hosts, key=lambda each: sum(idle_ms[device.name] for device in cluster.devices_of(each)))
     names = tuple(device.name for device in cluster.devices_of(host))
     asked = selection.job.memory_bytes or manner.memory_bytes
     each = asked if asked is not None else min(cluster.device(device).memory_bytes for device in names)
@@ -129,6 +133,19 @@ def _sweep(name: str, selection: Selection, cluster: Cluster, made: Sequence[Tas
         memory_bytes=each * len(names),
         max_slowdown=manner.max_slowdown,
     )
+
+
+def _idle_ms(plan: WorkloadPlan) -> dict[str, float]:
+    """By device, how long it does nothing for the jobs in the foreground until the last of them ends."""
+    placements = [placement for placement in plan.placements if placement.how != "background"]
+    end_ms = max((placement.end_ms for placement in placements), default=0.0)
+    idle_ms = {device.name: max(end_ms, 1.0) for device in plan.cluster.devices}
+    for placement in placements:
+        step_ms = placement.option.step_ms or 1.0
+        for device in placement.devices:
+            busy = 1 - placement.option.idle_ms.get(device, 0.0) / step_ms
+            idle_ms[device] -= (placement.end_ms - placement.start_ms) * busy
+    return idle_ms
 
 
 def _before(ends: Sequence[tuple[Task, float]], devices: Sequence[str], start_ms: float) -> tuple[str, ...]:
