@@ -94,7 +94,7 @@ def run(bench: Bench) -> None:
     if missing() is not None:
         bench.skip("all", str(missing()))
         return
-    steps, trial_steps = bench.pick(quick=12, full=40), bench.pick(quick=6, full=20)
+    steps, trial_steps = bench.pick(quick=12, full=80), bench.pick(quick=6, full=40)
     bench.configure(hosts=HOSTS, rate=RATE, steps=steps, trials=TRIALS, trial_steps=trial_steps)
     alone_ms: list[float] = []
     beside_ms: list[float] = []
@@ -116,7 +116,7 @@ def run(bench: Bench) -> None:
 
         both, plain = bench.interleave(
             {"together": ours, "plain": theirs},
-            repetitions=bench.pick(quick=1, full=3),
+            repetitions=bench.pick(quick=1, full=2),
             warmup=0,
             better="lower",
         )
