@@ -1,6 +1,7 @@
 # make run     set up, then train a small workload (plait demo: one act a strand)
 # make test    set up, then ruff, mypy and the tests
 # make bench   the benchmarks (quick)     make soak   the long fault loops     make clean
+# make docs    the documentation as a site, in build/docs
 
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV := .venv
@@ -8,7 +9,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet --quiet install --constraint constraints.txt
 NATIVE := $(wildcard native/*)
 
-.PHONY: run test lint unit bench soak clean
+.PHONY: run test lint unit bench soak docs clean
 
 run: $(VENV)/.run
 	@$(BIN)/plait demo run
@@ -21,13 +22,17 @@ lint: $(VENV)/.test
 	$(BIN)/mypy
 
 unit: $(VENV)/.test
-	$(BIN)/python -m pytest -m "not soak" --numprocesses 2 --dist worksteal
+	$(BIN)/python -m pytest -m "not soak" --numprocesses 3 --dist worksteal
 
 bench: $(VENV)/.run
 	$(BIN)/plait bench --quick
 
 soak: $(VENV)/.test
 	$(BIN)/python -m pytest -m soak --timeout 3600
+
+docs: $(VENV)/.test
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
+	@echo "open build/docs/index.html"
 
 $(VENV)/.venv: Makefile
 	@echo "setting up $(VENV) with $$($(PYTHON) --version)"

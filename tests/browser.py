@@ -8,6 +8,7 @@ import base64
 import fcntl
 import json
 import os
+import re
 import select
 import shutil
 import signal
@@ -105,6 +106,17 @@ class Browser:
             self._call("Input.dispatchKeyEvent", type=kind, key=key)
         self.frame()
 
+    def click(self, selector):
+        """Press the middle of an element, and let go."""
+        left, top, width, height = self.box(selector)
+        for kind in ("Moved", "Pressed", "Released"):
+            self.mouse(kind, left + width / 2, top + height / 2)
+
+    def prefer(self, scheme):
+        """``dark``, ``light``, or an empty text for what a page gets by default."""
+        self._call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
+        self.frame()
+
     def frame(self):
         """Wait until what was asked for is drawn."""
         self.eval("new Promise(done => requestAnimationFrame(() => requestAnimationFrame(() => done(1))))")
@@ -154,6 +166,18 @@ class Browser:
             self.errors.append(parameters["exceptionDetails"])
         elif method == "Log.entryAdded" and parameters["entry"]["level"] == "error":
             self.errors.append(parameters["entry"]["text"])
+
+
+def contrast(one, other):
+    """Of two colours as a browser tells them, as the WCAG has it: from 1 to 21."""
+
+    def luminance(colour):
+        parts = [float(part) / 255 for part in re.findall(r"[\d.]+", colour)[:3]]
+        red, green, blue = (c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in parts)
+        return 0.2126 * red + 0.7152 * green + 0.0722 * blue
+
+    light, dark = sorted((luminance(one), luminance(other)), reverse=True)
+    return (light + 0.05) / (dark + 0.05)
 
 
 def _pipe():

@@ -38,7 +38,7 @@ PRELOADED = [  # a fresh process would take seconds to import these, a forked on
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items):
     """The longest come first (what README and docs print): no worker has to wait for them at the end."""
-    items.sort(key=lambda item: item.path.name != "test_docs.py")
+    items.sort(key=lambda item: item.path.name not in ("test_docs.py", "test_wheel.py"))
 
 
 class RankError(RuntimeError):

@@ -1,15 +1,18 @@
 import hashlib
-import io
 import json
 import os
+import pickle
 import random
 import resource
+import shutil
 import signal
 import threading
 import time
+from collections import OrderedDict
 
 import pytest
 import torch
+import torch.distributed.checkpoint as dcp
 
 from plait import checkpoint
 from plait.errors import FileError, UsageError
@@ -20,100 +23,197 @@ STATE = {
     "losses": [0.1, float("inf")],
     "none": None,
 }
+DATA = "__0_0.distcp"
 
 
 def equal(one, other):
     if isinstance(one, torch.Tensor):
-        return one.dtype == other.dtype and torch.equal(one, other)
+        return one.dtype == other.dtype and one.stride() == other.stride() and torch.equal(one, other)
+    if type(one) is not type(other):
+        return False
     if isinstance(one, dict):
-        return one.keys() == other.keys() and all(equal(one[key], other[key]) for key in one)
+        return list(one) == list(other) and all(equal(one[key], other[key]) for key in one)
+    if isinstance(one, (list, tuple)):
+        return len(one) == len(other) and all(map(equal, one, other))
     return one == other
 
 
-def test_a_state_comes_back_as_it_was(tmp_path):
-    file = tmp_path / "new" / "folder" / "state"
-    checkpoint.save(file, STATE)
-    assert equal(checkpoint.load(file), STATE)
-    checkpoint.save(file, {**STATE, "step": 8})
-    assert checkpoint.load(file)["step"] == 8
-    assert os.listdir(file.parent) == ["state"]
+@pytest.mark.parametrize("exchange", [True, False], ids=["in one step", "by two renames"])
+def test_a_state_comes_back_as_it_was(tmp_path, monkeypatch, exchange):
+    if not exchange:
+        monkeypatch.setattr(checkpoint, "_exchange", lambda one, other: False)
+    folder = tmp_path / "new" / "folder" / "state"
+    checkpoint.save(folder, STATE)
+    assert equal(checkpoint.load(folder), STATE)
+    checkpoint.save(folder, {**STATE, "step": 8})
+    assert checkpoint.load(folder)["step"] == 8
+    assert os.listdir(folder.parent) == ["state"]
+    assert sorted(os.listdir(folder)) == [".metadata", DATA, "plait.json"]
+
+
+def test_what_a_distributed_checkpoint_would_lose_comes_back_too(tmp_path):
+    model = torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.BatchNorm1d(2))
+    image = torch.randn(2, 3, 4, 5).to(memory_format=torch.channels_last)
+    state = {
+        "model": model.state_dict(),  # ordered, and with versions of its modules as an attribute
+        "optimizer": {
+            "state": {0: {"step": torch.tensor(3.0), "moment": image}, 1: {}},
+            "param_groups": [{"lr": 0.1, "betas": (0.9, 0.999), "params": [0, 1], "fused": None}],
+        },
+        "several": (torch.ones(2), [torch.zeros(0), "text", {"deep": [torch.ones((), dtype=torch.int64)]}]),
+        "part": torch.arange(12.0).view(3, 4)[:, 1],
+        "empty": {},
+        "losses": [],
+    }
+    checkpoint.save(tmp_path / "state", state)
+    loaded = checkpoint.load(tmp_path / "state")
+    state["part"] = state["part"].contiguous()  # of what a tensor is a part, nobody needs to know
+    assert equal(loaded, state)
+    assert isinstance(loaded["model"], OrderedDict)
+    assert loaded["model"]._metadata == model.state_dict()._metadata
+
+
+def test_a_tied_weight_comes_back_as_one_tensor(tmp_path):
+    weight = torch.randn(4, 3)
+    checkpoint.save(tmp_path / "state", {"model": {"first": weight, "last": weight, "other": weight.clone()}})
+    model = checkpoint.load(tmp_path / "state")["model"]
+    assert model["first"] is model["last"]
+    assert model["first"] is not model["other"]
+    assert torch.equal(model["other"], weight)
+
+
+def test_torch_reads_it_by_itself(tmp_path):
+    """Into a model and an optimizer, by the names that torch has for what is in them, tied weights too."""
+    model = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.Linear(3, 3))
+    model[1].weight = model[0].weight
+    optimizer = torch.optim.Adam(model.parameters())
+    model(torch.ones(2, 3)).sum().backward()
+    optimizer.step()
+    checkpoint.save(tmp_path / "state", {"model": model.state_dict(), "optimizer": optimizer.state_dict()})
+    other = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.Linear(3, 3))
+    moment = torch.zeros(3, 3)
+    wanted = {"model": other.state_dict(), "optimizer": {"state": {"0": {"exp_avg": moment}}}}
+    with pytest.warns(UserWarning, match="torch.distributed is disabled"):
+        dcp.load(wanted, checkpoint_id=tmp_path / "state")
+    for name, tensor in model.state_dict().items():
+        assert torch.equal(other.state_dict()[name], tensor), name
+    assert torch.equal(moment, optimizer.state_dict()["state"][0]["exp_avg"])
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("made") / "state"
+    checkpoint.save(folder, STATE)
+    return folder
 
 
 @pytest.fixture
-def saved(tmp_path):
-    file = tmp_path / "state"
-    checkpoint.save(file, STATE)
-    return file
+def saved(made, tmp_path):
+    return shutil.copytree(made, tmp_path / "state")
 
 
+@pytest.mark.parametrize("file", [".metadata", DATA])
 @pytest.mark.parametrize("at", [0.0, 0.2, 0.5, 0.9, 1.0])
-def test_one_wrong_bit_is_found_wherever_it_is(saved, at):
-    content = bytearray(saved.read_bytes())
-    body = len(content) - 256
-    content[256 + min(int(at * body), body - 1)] ^= 1
-    saved.write_bytes(content)
-    with pytest.raises(FileError, match=f"checkpoint {saved} is damaged: the checksum of its {body} bytes"):
+def test_one_wrong_bit_is_found_wherever_it_is(saved, file, at):
+    content = bytearray((saved / file).read_bytes())
+    size = len(content)
+    content[min(int(at * size), size - 1)] ^= 1
+    (saved / file).write_bytes(content)
+    with pytest.raises(
+        FileError, match=f"checkpoint {saved} is damaged: the checksum of {file}, {size} bytes"
+    ):
         checkpoint.load(saved)
 
 
-def headed(content, **changed):
-    """The same with another header."""
-    header = json.loads(content[:256]) | changed
-    return json.dumps(header).encode().ljust(255) + b"\n" + content[256:]
-
-
-def around(body):
-    """A file whose header is right."""
-    sizes = {"bytes": len(body), "sha256": hashlib.sha256(body).hexdigest()}
-    return headed(b"{}".ljust(256) + body, format=checkpoint.FORMAT, **sizes)
-
-
-def written(state):
-    body = io.BytesIO()
-    torch.save(state, body)
-    return body.getvalue()
-
-
-def test_one_wrong_bit_of_the_header_is_found_wherever_it_is(saved):
-    content = saved.read_bytes()
-    for at in range(content.index(b"}") + 1):
-        saved.write_bytes(content[:at] + bytes([content[at] ^ 1 << at % 8]) + content[at + 1 :])
+def test_one_wrong_bit_of_the_manifest_is_found_wherever_it_is(saved):
+    content = (saved / "plait.json").read_bytes()
+    for at in range(len(content.rstrip())):
+        (saved / "plait.json").write_bytes(
+            content[:at] + bytes([content[at] ^ 1 << at % 8]) + content[at + 1 :]
+        )
         with pytest.raises(FileError, match=str(saved)):
             checkpoint.load(saved)
+
+
+def manifest(folder, change):
+    """Have another manifest."""
+    found = json.loads((folder / "plait.json").read_text())
+    change(found)
+    (folder / "plait.json").write_text(json.dumps(found))
+
+
+def stating(folder, name, content):
+    """A file with another content, of which the manifest knows."""
+    (folder / name).write_bytes(content)
+    sums = {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+    manifest(folder, lambda found: found["files"].update({name: sums}))
+
+
+def of_file(name, value):
+    return lambda folder: manifest(folder, lambda found: found["files"][DATA].update({name: value}))
+
+
+class Harmful:
+    def __reduce__(self):
+        return os.system, ("touch harmed",)
 
 
 @pytest.mark.parametrize(
     ("damage", "reason"),
     [
-        (lambda content: content[:-1], "holds [0-9]+ of [0-9]+ bytes"),
-        (lambda content: content[:300], "holds 44 of [0-9]+ bytes"),
-        (lambda content: content + b"x", "holds [0-9]+ of [0-9]+ bytes"),
-        (lambda content: b"", "has no header"),
-        (lambda content: content[:100], "has no header"),
-        (lambda content: b"PK" + content[2:], "has no header"),
+        (lambda folder: os.truncate(folder / DATA, 100), f"{DATA} has 100 of [0-9]+ bytes"),
+        (lambda folder: os.truncate(folder / DATA, 10**6), f"{DATA} has 1000000 of [0-9]+ bytes"),
+        (lambda folder: os.truncate(folder / ".metadata", 0), ".metadata has 0 of [0-9]+ bytes"),
+        (lambda folder: os.unlink(folder / DATA), f"{DATA} is missing"),
+        (lambda folder: os.unlink(folder / ".metadata"), ".metadata is missing"),
+        (lambda folder: os.unlink(folder / "plait.json"), "it has no plait.json"),
+        (lambda folder: os.truncate(folder / "plait.json", 20), "has a plait.json that cannot be read"),
+        (lambda folder: (folder / "plait.json").write_text("[]"), "has a plait.json that cannot be read"),
         (
-            lambda content: content.replace(b"checkpoint/1", b"checkpoint/2"),
-            "has format 'plait.checkpoint/2'",
+            lambda folder: manifest(folder, lambda found: found.update(format="plait.checkpoint/3")),
+            "has format 'plait.checkpoint/3'",
         ),
-        (lambda content: b"[]" + b" " * 300, "has no header"),
-        (lambda content: content.replace(b'"bytes"', b'"bytds"'), "in its header, bytes is missing"),
-        (lambda content: content.replace(b'"sha256"', b'"sha257"'), "in its header, sha256 is missing"),
-        (lambda content: content.replace(b'"bytes": ', b'"bytes":-'), "holds [0-9]+ of -[0-9]+ bytes"),
-        (lambda content: headed(content, sha256=None), "in its header, sha256 is None"),
-        (lambda content: headed(content, bytes=True), "in its header, bytes is True"),
-        (lambda content: headed(content, bytes="7"), "in its header, bytes is '7'"),
-        (lambda content: around(b"what torch did not write"), "is whole, but torch cannot read it: "),
-        (lambda content: around(b"\x80"), "is whole, but torch cannot read it: "),
-        (lambda content: around(b""), "is whole, but torch cannot read it: "),
-        (lambda content: around(written([1, 2])), "holds a list, not a state"),
+        (lambda folder: manifest(folder, lambda found: found.pop("files")), "plait.json names no files"),
+        (lambda folder: manifest(folder, lambda found: found["files"].clear()), "plait.json names no files"),
+        (of_file("bytes", "7"), f"does not say the bytes of {DATA}"),
+        (of_file("bytes", True), f"does not say the bytes of {DATA}"),
+        (of_file("bytes", -1), "has [0-9]+ of -1 bytes"),
+        (of_file("sha256", None), f"does not say the sha256 of {DATA}"),
+        (
+            lambda folder: manifest(folder, lambda found: found["files"].update({"../up": {}})),
+            "names '../up', which is elsewhere",
+        ),
+        (lambda folder: stating(folder, ".metadata", b"what torch did not write"), "torch cannot read it: "),
+        (
+            lambda folder: stating(folder, ".metadata", pickle.dumps(Harmful())),
+            "its table of contents asks for (posix|os).system",
+        ),
+        (
+            lambda folder: stating(folder, DATA, b"0" * (folder / DATA).stat().st_size),
+            "is whole, but torch cannot read it: ",
+        ),
+        (
+            lambda folder: shutil.rmtree(folder) or folder.write_text("{}"),
+            "a file, and a checkpoint is a folder",
+        ),
     ],
 )
-def test_what_is_not_whole_is_named(saved, damage, reason):
-    saved.write_bytes(damage(saved.read_bytes()))
+def test_what_is_not_whole_is_named(saved, damage, reason, monkeypatch):
+    monkeypatch.chdir(saved.parent)
+    damage(saved)
     with pytest.raises(FileError, match=reason) as caught:
         checkpoint.load(saved)
     assert str(saved) in caught.value.what
     assert caught.value.setting == "resume"
+    assert not (saved.parent / "harmed").exists()
+
+
+def test_plain_values_are_read_without_running_anything(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    checkpoint.save(tmp_path / "state", {"job": Harmful(), "model": torch.ones(1)})
+    with pytest.raises(FileError, match=r"torch cannot read it: .*[Ww]eights.only"):
+        checkpoint.load(tmp_path / "state")
+    assert os.listdir(tmp_path) == ["state"]
 
 
 def test_one_that_is_not_there_is_named(tmp_path):
@@ -133,9 +233,63 @@ def test_a_full_disk_leaves_what_was_there(saved):
     assert os.listdir(saved.parent) == ["state"]
 
 
+def test_two_tensors_of_one_name_are_refused(saved):
+    for state in ({1: torch.ones(1), "1": torch.ones(1)}, {"a": {"b": torch.ones(1)}, "a.b": torch.ones(1)}):
+        with pytest.raises(ValueError, match=r"called 1|duplicated flatten key a\.b"):
+            checkpoint.save(saved, state)
+    assert equal(checkpoint.load(saved), STATE)
+
+
+def test_who_dies_between_the_renames_leaves_the_one_before(saved):
+    """What is there then: the new one beside its place, and the old one beside it, too."""
+    shutil.copytree(saved, saved.with_name("state.partial"))
+    saved.rename(saved.with_name("state.before"))
+    assert equal(checkpoint.load(saved), STATE)
+    assert origin(resume=saved) == saved
+    checkpoint.save(saved, {**STATE, "step": 9})
+    assert checkpoint.load(saved)["step"] == 9
+    assert os.listdir(saved.parent) == ["state"]
+
+
+def test_two_folders_change_places_in_one_step(tmp_path):
+    for name in ("one", "other"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / name).touch()
+    if not checkpoint._exchange(tmp_path / "one", tmp_path / "other"):
+        pytest.skip("this file system cannot")
+    assert (tmp_path / "one" / "other").exists()
+    assert (tmp_path / "other" / "one").exists()
+    assert not checkpoint._exchange(tmp_path / "one", tmp_path / "nothing")
+    assert (tmp_path / "one" / "other").exists()
+
+
+def test_one_before_that_was_not_removed_is_no_obstacle(saved):
+    shutil.copytree(saved, saved.with_name("state.before"))
+    checkpoint.save(saved, {**STATE, "step": 9})
+    assert checkpoint.load(saved)["step"] == 9
+    assert os.listdir(saved.parent) == ["state"]
+
+
+def test_one_that_is_replaced_while_it_is_read_is_read_again(saved, monkeypatch):
+    from plait import checkpoint_data
+
+    read, calls = checkpoint_data.read, []
+
+    def replaced(folder, *, device):
+        calls.append(folder)
+        if len(calls) == 1:
+            monkeypatch.undo()
+            checkpoint.save(saved, {**STATE, "step": 9})
+            raise FileNotFoundError(2, "No such file or directory")
+        return read(folder, device=device)
+
+    monkeypatch.setattr(checkpoint_data, "read", replaced)
+    assert checkpoint.load(saved)["step"] == 9
+
+
 def test_a_state_that_cannot_be_saved_leaves_what_was_there(saved):
     with pytest.raises(TypeError):
-        checkpoint.save(saved, {"thread": threading.Lock()})
+        checkpoint.save(saved, {"thread": threading.Lock(), "model": torch.ones(1)})
     assert equal(checkpoint.load(saved), STATE)
     assert os.listdir(saved.parent) == ["state"]
 
@@ -144,6 +298,8 @@ def save_until_killed(file, seed):
     def kill():
         time.sleep(random.Random(seed).uniform(0.05, 0.3))
         os.kill(os.getpid(), signal.SIGKILL)
+
+    import plait.checkpoint_data  # noqa: F401  (takes longer than the moment until the end)
 
     threading.Thread(target=kill).start()
     for step in range(10**6):
@@ -163,10 +319,10 @@ def test_a_process_killed_while_writing_leaves_a_whole_one(ranks, tmp_path, seed
 
 
 @pytest.fixture
-def folders(tmp_path):
+def folders(made, tmp_path):
     """One that holds a checkpoint, and one that does not exist yet."""
     full, new = tmp_path / "full", tmp_path / "new"
-    checkpoint.save(full / checkpoint.NAME, STATE)
+    shutil.copytree(made, full / checkpoint.NAME)
     return full, new
 
 
@@ -177,6 +333,8 @@ def origin(resume=None, directory=None, overwrite=False):
 def test_where_a_run_goes_on_from(folders):
     full, new = folders
     file = full / checkpoint.NAME
+    (full.parent / "none").mkdir()
+    assert origin(resume=full.parent / "none") == full.parent / "none" / checkpoint.NAME
     assert origin() is origin(directory=new) is origin(resume=False, directory=str(new)) is None
     assert origin(resume=full) == origin(resume=str(file)) == origin(resume=full, directory=new) == file
     assert origin(resume=True, directory=full) == file

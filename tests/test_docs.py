@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 FENCE = re.compile(r"^```(\w+)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\[[^\]]+\]\(([^)#\s]+)(?:#[^)]*)?\)")
 SETS_UP = {"make", "pip", ".venv/bin/python"}
@@ -20,6 +20,11 @@ SETS_UP = {"make", "pip", ".venv/bin/python"}
 
 TIMED = [["plait", "bench"], ["plait", "lab", "check"]]
 """Commands that end with 1 where a measurement falls short, as on a busy machine."""
+
+
+def name(page):
+    """From the root, so that no two pages have the same."""
+    return str(page.relative_to(ROOT))
 
 
 def blocks(page, language):
@@ -47,7 +52,7 @@ def every_command():
         for lines in commands(page):
             if lines not in seen:
                 seen.append(lines)
-                yield pytest.param(page.name, lines, id=f"{page.name}-{lines[0]}")
+                yield pytest.param(lines, id=f"{name(page)}-{lines[0]}")
 
 
 def environment(directory):
@@ -63,9 +68,7 @@ def workplace(tmp_path):
     return tmp_path
 
 
-@pytest.mark.parametrize(
-    "page", [page for page in PAGES if blocks(page, "python")], ids=lambda page: page.name
-)
+@pytest.mark.parametrize("page", [page for page in PAGES if blocks(page, "python")], ids=name)
 def test_the_python_of_a_page_runs_as_printed(page, workplace, forkserver):
     script, log = workplace / "page.py", workplace / "page.log"
     script.write_text("\n".join(blocks(page, "python")))
@@ -79,8 +82,8 @@ def test_the_python_of_a_page_runs_as_printed(page, workplace, forkserver):
     assert process.exitcode == 0, log.read_text()
 
 
-@pytest.mark.parametrize(("page", "lines"), list(every_command()))
-def test_the_commands_of_a_page_work_as_printed(page, lines, workplace):
+@pytest.mark.parametrize("lines", list(every_command()))
+def test_the_commands_of_a_page_work_as_printed(lines, workplace):
     for words in lines:
         given = list(itertools.takewhile(lambda word: re.match("[A-Z_]+=", word), words))  # VARIABLE=value
         done = subprocess.run(
@@ -96,8 +99,8 @@ def test_the_commands_of_a_page_work_as_printed(page, lines, workplace):
         assert done.returncode in fine, done.stdout + done.stderr
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", PAGES, ids=name)
 def test_links_lead_somewhere(page):
     for target in LINK.findall(page.read_text()):
         if "://" not in target:
-            assert (page.parent / target).exists(), f"{page.name} links to {target}"
+            assert (page.parent / target).exists(), f"{name(page)} links to {target}"

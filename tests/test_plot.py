@@ -112,6 +112,12 @@ def test_round_steps_enclose_both_ends_and_are_few(low, length):
     assert 2 <= len(steps) <= 10
 
 
+def test_values_whose_logarithms_are_the_same_have_an_axis():
+    points = [(1.0, 1e-6), (2.0, 1.0000000000000002e-06)]
+    shown = Plot(title="t", x="x", y="y", log_y=True, series=[Series(name="s", points=points)]).svg()
+    assert 'class="series"' in shown
+
+
 @settings(deadline=None, max_examples=200)
 @given(
     st.lists(st.tuples(st.floats(1e-6, 1e9), st.floats(1e-6, 1e9)), min_size=1, max_size=12),

@@ -180,6 +180,19 @@ def test_a_run_is_resumed_to_the_bit_by_as_many_and_closely_by_fewer(ranks, tmp_
     assert_close(resumed(text, tmp_path), whole[0])
 
 
+def stacked():
+    wide = [nn.Linear(300, 300), nn.GELU(), nn.LayerNorm(300), nn.Linear(300, 300), nn.GELU()]
+    return nn.Sequential(nn.Linear(5, 300), nn.GELU(), *wide, nn.Linear(300, 4))
+
+
+def test_three_ranks_resume_to_the_bit(ranks, tmp_path):
+    text = dataclasses.replace(BASE, model=stacked, batch=9).to_json()
+    whole = ranks(3, train, text, group=False)
+    ranks(3, stopped, text, tmp_path, group=False)
+    again = ranks(3, resumed, text, tmp_path, group=False)
+    assert_ranks_equal([whole[0], *again])
+
+
 def in_a_group(text):
     result = reference.train(Job.from_json(text))
     assert dist.is_initialized()  # it was not ours to close

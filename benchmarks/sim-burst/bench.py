@@ -281,6 +281,7 @@ def scaling(bench: Bench, model: str, batch: int, counts: Sequence[int]) -> list
             limit=("every device at full use", float(last.devices)),
             unit="devices' worth",
             better="higher",
+            published=CLAIM,
         )
         bench.case(
             f"{model}, {last.devices} devices, {network}: against devices shared out",

@@ -122,6 +122,7 @@ def over_rates(bench: Bench, nodes: Sequence[int], rates: Sequence[float], rows:
                     against=("fp32, ring", base_ms),
                     limit=("computing alone", BERT.step_ms(rows)),
                     better="lower",
+                    published=CLAIM,
                 )
         curves.append(Series(name=f"{count} nodes", points=points))
     heads = ("nodes", "Gbit/s", "fp32 ms", "4 bits ms", "times faster")
@@ -160,6 +161,7 @@ def over_bits(bench: Bench, nodes: int, rates: Sequence[float], rows: int) -> li
             most,
             unit="x",
             better="higher",
+            published=CLAIM,
         )
     plot = Plot(
         title=f"{nodes} nodes: what the gain is made of",
@@ -183,6 +185,7 @@ def over_rows(bench: Bench, nodes: int, gbit: float, sizes: Sequence[int]) -> li
             base_ms / ours_ms,
             unit="x",
             better="higher",
+            published=CLAIM,
         )
     heads = ("rows a GPU", "times faster", "scaling of fp32", "scaling of 4 bits")
     report(f"{nodes} nodes, {gbit:g} Gbit/s", heads, table)

@@ -139,6 +139,7 @@ def over_levels(bench: Bench, depths: Sequence[int], shares: Sequence[float]) ->
                 unit="%",
                 better="higher",
                 limit=None if found[best][0] == 0 else (f"{best}, {found[best][1]}", found[best][0]),
+                published=CLAIM,
             )
     heads = ("stages", "taken", "transfer / compute", *(h for f in found for h in (f"{f} %", "order")))
     report("gain over 1F1B by the best order that fits", heads, rows)
@@ -186,6 +187,7 @@ def over_memory(bench: Bench, stages: int, share: float, sizes: Sequence[str]) -
             found["kFkB"][0],
             unit="%",
             better="higher",
+            published=CLAIM,
         )
     rows = [row[:7] for row in rows]
     heads = ("memory", "kFkB %", "order", "depth %", "order", "capped %", "order")
@@ -246,6 +248,7 @@ def over_time(bench: Bench, stages: int, shares: Sequence[float], steps: int) ->
             unit="%",
             better="higher",
             against=(f"best k in hindsight, {label}", row[0]),
+            published=CLAIM,
         )
     heads = ("taken", "best fixed k %", "order", "tuner, kFkB %", "tuner, all %")
     report(f"{stages} stages, others come and go", heads, rows)

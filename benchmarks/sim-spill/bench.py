@@ -265,6 +265,7 @@ def over_jobs(bench: Bench, counts: Sequence[int], devices: Sequence[int]) -> li
                     limit=("no schedule is shorter", each.bound / 6e4),
                     unit="min",
                     better="lower",
+                    published=CLAIM,
                 )
     fitting = [each for each in found if each.gains[1] is not None]
     reached = [each for each in fitting if (each.gains[1] or 0.0) >= BAND[0]]

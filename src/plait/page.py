@@ -28,7 +28,7 @@ from plait.destination import write_text
 from plait.errors import UsageError
 
 _STYLE = """
-:root{color-scheme:light}
+:root{color-scheme:light dark}
 body{margin:1.5em auto;padding:0 1em;max-width:1200px;background:#fff;color:#222}
 body{font:15px/1.5 system-ui,sans-serif}
 h1{font-size:1.6em;margin:.3em 0}h2{font-size:1.25em;margin:1.6em 0 .4em}
@@ -40,7 +40,9 @@ table{border-collapse:collapse;font-size:.93em}caption{text-align:left;font-weig
 th,td{padding:.25em .8em;border-bottom:1px solid #ddd;text-align:left;vertical-align:top}
 th{border-bottom:2px solid #999}
 .number{text-align:right;font-variant-numeric:tabular-nums}
-.chosen{background:#eef6ee;font-weight:600}
+tr.chosen{background:#eef6ee;font-weight:600}
+@media(prefers-color-scheme:dark){body{background:#16191f;color:#ddd}
+th,td{border-bottom-color:#333a44}th{border-bottom-color:#667}tr.chosen{background:#1d3326}}
 """.strip()
 
 

@@ -29,7 +29,11 @@ _STYLE = """
 .plotted text{font:12px system-ui,sans-serif;fill:#222}.plotted .head{font-size:14px;font-weight:600}
 .plotted .grid{stroke:#e4e4e4}.plotted .frame{fill:none;stroke:#888}.plotted .series{fill:none;stroke-width:2}
 .plotted .line{stroke:#666;stroke-dasharray:2 4}.plotted .band{fill:#8883}
-.plotted .note{font-size:11px;fill:#555}
+.plotted .note{font-size:11px;fill:#555}.plotted .back{fill:#fff}
+@media(prefers-color-scheme:dark){.plotted text{fill:#ddd}.plotted .note{fill:#aaa}
+.plotted .back{fill:#16191f}.plotted .grid{stroke:#2a2f38}.plotted .frame{stroke:#778}
+.plotted .line{stroke:#aaa}.plotted [stroke="#000000"]{stroke:#fff}.plotted [fill="#000000"]{fill:#fff}
+.plotted [stroke="#7b3294"]{stroke:#b57edc}.plotted [fill="#7b3294"]{fill:#b57edc}}
 """.strip()
 
 
@@ -106,7 +110,8 @@ class Plot:
             [
                 f'<svg xmlns="http://www.w3.org/2000/svg" class="plotted" width="{_WIDTH}" height="{height}" '
                 f'viewBox="0 0 {_WIDTH} {height}" role="img" aria-label="{text(self.title)}">',
-                f'<style>{_STYLE}</style><rect width="{_WIDTH}" height="{height}" fill="#fff"/>',
+                f"<style>{_STYLE}</style>",
+                f'<rect class="back" width="{_WIDTH}" height="{height}" fill="#fff"/>',
                 f'<text class="head" x="{_LEFT}" y="22">{text(self.title)}</text>',
                 *self._axes(across, up),
                 *self._levels(up),
@@ -201,7 +206,7 @@ class _Axis:
         if logarithmic:
             marks = _log_ticks(low, high, values)
             low, high = min(low, marks[0]), max(high, marks[-1])
-            if low == high:
+            if high <= low * (1 + 1e-9):  # whose logarithms may be the same
                 low, high = low / 2, high * 2
         else:
             marks = round_steps(low, high if high > low else low + 1)

@@ -2,7 +2,7 @@
 
 A strand finds gradients in its own way. What follows is the same for all: the gradients are clipped, a step
 that is not finite is refused or left out, the optimizer and the schedule step; now and then the model is
-evaluated and the state saved. So it is here once, and checkpoints of all strands are the same file.
+evaluated and the state saved. So it is here once, and checkpoints of all strands are alike.
 """
 
 from __future__ import annotations

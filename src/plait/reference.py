@@ -104,6 +104,8 @@ def train(
         with _data_parallel(run):
             if attach is not None:
                 attach(run.forward)
+            elif origin is not None:
+                _settle(run)
             run.progress.advance(
                 partial(_step, run),
                 total=total,
@@ -146,6 +148,23 @@ def _data_parallel(run: _Run) -> Iterator[None]:
         raise
     finally:
         run.forward = run.model
+
+
+def _settle(run: _Run) -> None:
+    """Have DDP lay out its buckets as it does after the first step of a run.
+
+    It lays them out anew in the order in which the first step's gradients came, and where a number lies in
+    a bucket decides, with three ranks or more, in which order gloo adds it up. A resumed run would sum its
+    first step otherwise than a run that went through, so it makes a step's gradients that count for nothing.
+    """
+    done = len(run.progress.losses)
+    if run.world.size < 3 or done == 0:
+        return
+    before = [buffer.clone() for buffer in run.model.buffers()]
+    _gradients(run, done - 1)
+    run.progress.optimizer.zero_grad(set_to_none=True)
+    for buffer, value in zip(run.model.buffers(), before, strict=True):
+        buffer.copy_(value)
 
 
 def _build(job: Job, world: World) -> _Run:

@@ -134,9 +134,20 @@ def test_pick_and_configure() -> None:
 def test_a_case_goes_through_json() -> None:
     bench = Bench()
     found = bench.case(
-        "time", measured((1.0, 2.0)), against=("b", measured((3.0, 5.0))), at_least=1, aim=2, unit="s"
-    )
+        "time", measured((1.0, 2.0)), against=("b", measured((3.0, 5.0))), at_least=1, aim=2, unit="s",
+        published="3x (a paper)",
+    )  # fmt: skip
     data = json.loads(json.dumps(found.to_json()))
     assert Case.from_json(data) == found
+    assert data["published"] == "3x (a paper)"
     assert data["holds"] is True
     assert data["ratio"] == found.ratio
+
+
+def test_a_case_of_a_file_without_means_and_claims_is_read() -> None:
+    found = Bench().case("time", measured((1.0, 2.0)), unit="s")
+    data = found.to_json()
+    del data["published"], data["spread"]["mean"]
+    older = Case.from_json(data)
+    assert older.spread is not None
+    assert (older.published, older.spread.mean, older.value) == (None, None, 1.5)

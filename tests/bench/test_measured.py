@@ -30,6 +30,7 @@ def test_a_spread_is_in_order_around_the_median(values: list[float]) -> None:
     assert middle <= spread.q3 + slack
     assert spread.q3 <= spread.maximum + slack
     assert (spread.std == 0) == (len(set(values)) == 1)
+    assert spread.mean == pytest.approx(sum(values) / len(values))
 
 
 def test_units_and_rates() -> None:

@@ -166,6 +166,21 @@ def test_a_foreground_on_other_cores_is_none_of_its_business(publisher):
         multiplexer.stop()
 
 
+def test_background_work_of_a_run_makes_room_for_that_run_alone(monkeypatch):
+    publishers = []
+    for run in ("other", "ours"):
+        monkeypatch.setenv("PLAIT_RUN", run)
+        publishers.append(Publisher())
+    multiplexer = Multiplexer()
+    try:
+        multiplexer.add(Work(command=("sleep", "60"), name="sleep", idle=False))
+        assert list(multiplexer._foregrounds) == [publishers[1].path]
+    finally:
+        multiplexer.stop()
+        for each in publishers:
+            each.close()
+
+
 def test_which_level_was_in_force():
     levels = _Levels(5)
     begin = time.monotonic_ns()

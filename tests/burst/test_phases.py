@@ -98,6 +98,20 @@ def test_files_of_the_living_are_found_and_those_of_the_dead_removed(tmp_path, p
     assert list(publishing(folder, "foreground")) == []
 
 
+def test_files_of_a_run_are_told_from_those_of_others(tmp_path, monkeypatch):
+    made = {}
+    for run in ("", "ab", "b"):
+        monkeypatch.setenv("PLAIT_RUN", run)
+        made[run] = Publisher(directory=tmp_path)
+    for run in ("ab", "b"):
+        assert list(publishing(tmp_path, "foreground", run=run)) == [made[run].path]
+    for run in ("", None):
+        assert len(list(publishing(tmp_path, "foreground", run=run))) == 3
+    assert list(publishing(tmp_path, "foreground", run="c")) == []
+    for each in made.values():
+        each.close()
+
+
 @pytest.mark.parametrize("moment", ["opens", "closes"])
 def test_whoever_publishes_removes_the_files_of_the_dead(tmp_path, moment):
     """No multiplexer, who reads them, need ever run."""

@@ -69,6 +69,29 @@ def test_a_busy_foreground_keeps_its_core(groups, session):
     assert left_behind(work.label) == []
 
 
+def test_a_promoted_one_shares_a_core_with_whoever_is_busy(groups):
+    if os.getuid() != 0 and not groups:
+        pytest.skip("only root may raise a priority")
+    core = min(os.sched_getaffinity(0))
+    other = subprocess.Popen(SPIN)
+    os.sched_setaffinity(other.pid, [core])
+    work = Background(Work(command=SPIN, name="spin", cores=(core,)))
+    try:
+        until(lambda: os.sched_getscheduler(work.pid) == os.SCHED_IDLE)
+        work.promote()
+        assert work.protection.startswith("normal priority, ")
+        before, mine = used(other.pid), work.seconds()
+        until(lambda: work.keep_back() or used(other.pid) - before > 0.3)
+        assert work.seconds() - mine > 0.3 * (used(other.pid) - before)
+        work.pause()
+        assert work.paused  # by hand, and for a foreground that comes after all, it still can be
+    finally:
+        other.kill()
+        other.wait()
+        work.end(grace_seconds=0)
+    assert left_behind(work.label) == []
+
+
 def test_it_is_paused_where_it_is_and_goes_on(groups):
     work = Background(Work(command=SPIN, name="spin"))
     try:

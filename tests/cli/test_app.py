@@ -1,6 +1,7 @@
 """The command line as a whole: help, version, and how errors end a process."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -9,27 +10,63 @@ import pytest
 
 import plait
 
+MAIN = [sys.executable, "-c", "from plait.cli import main; main()"]
 
-def plait_command(*words, **environment):
-    command = [sys.executable, "-c", "from plait.cli import main; main()", *words]
+
+def plait_command(*words, command=MAIN, **environment):
     return subprocess.run(
-        command, capture_output=True, text=True, check=False, env={**os.environ, **environment}, timeout=60
+        [*command, *words],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, **environment},
+        timeout=60,
     )
 
 
-def test_help_lists_the_commands():
-    done = plait_command("--help")
+CHAPTERS = {
+    "Look around": ["doctor", "demo"],
+    "Train": ["run", "launch"],
+    "Decide": ["profile", "plan", "sim"],
+    "Measure": ["bench", "lab"],
+}
+
+
+def test_help_is_a_table_of_contents():
+    done = plait_command("--help", COLUMNS="80")
     assert done.returncode == 0
-    for name in ("demo", "profile", "lab", "bench", "doctor"):
-        assert name in done.stdout
+    found, chapter = {}, None
+    for line in done.stdout.splitlines():
+        if match := re.match("╭─ ([A-Z][a-z ]+) ─", line):
+            chapter = found.setdefault(match[1], [])
+        elif line.startswith("│ "):
+            chapter.append(line[2:10].strip())  # a second line of a command would be an empty name
+    assert list(found.pop("Options"))
+    assert list(found.items()) == list(CHAPTERS.items())
+
+
+def test_every_command_is_in_a_chapter():
+    from typer.main import get_command
+
+    from plait.cli.app import app
+
+    assert sorted(get_command(app).commands) == sorted(name for names in CHAPTERS.values() for name in names)
+
+
+def test_the_module_is_the_command():
+    as_module = [sys.executable, "-m", "plait"]
+    assert plait_command("--version", command=as_module).stdout == f"plait {plait.__version__}\n"
+    done = plait_command("profile", "gone.py", command=as_module)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("plait: ")
 
 
 def test_version():
     assert plait_command("--version").stdout == f"plait {plait.__version__}\n"
 
 
-MAIN = [sys.executable, "-c", "from plait.cli import main; main()"]
-PRINTING = [["--version"], ["--help"], ["doctor"], ["doctor", "--json"], ["bench"], ["bench", "--json"]]
+QUICK = ["doctor", "--quick"]
+PRINTING = [["--version"], ["--help"], QUICK, [*QUICK, "--json"], ["bench"], ["bench", "--json"]]
 
 
 @pytest.mark.parametrize("words", PRINTING)

@@ -67,9 +67,32 @@ def test_what_is_planned_can_be_looked_at_or_written_for_others(jobs, tmp_path):
     assert done.exit_code == 0, done.output
     assert json.loads(done.stdout)["plan"]["ways"]
     assert not (tmp_path / "runs").exists()
+    done = run("jobs.py", "--dry-run")
+    assert done.stdout.startswith("plan: data, fp32 on ")
+    assert "  good: data on " in done.stdout
     done = run("jobs.py", "--emit", "torchrun", "--directory", "runs/written")
     assert done.exit_code == 0, done.output
     assert (tmp_path / "runs/written/tasks/good/torchrun.sh").is_file()
+
+
+def test_a_file_that_runs_its_jobs_while_it_is_read_is_refused(jobs, tmp_path):
+    """Before anything is trained: its jobs would be trained twice."""
+    jobs("good")
+    with (tmp_path / "jobs.py").open("a") as file:
+        file.write("plait.run(jobs)\n")
+    done = run("jobs.py")
+    assert isinstance(done.exception, UsageError)
+    assert "plait.run is called where plait run reads jobs.py for its jobs" in str(done.exception)
+    assert "if __name__ == '__main__'" in done.exception.works
+    assert not Path("runs").exists()
+
+
+def test_a_file_that_takes_long_to_be_read_is_said(jobs, tmp_path, monkeypatch):
+    monkeypatch.setattr("plait.cli.run._READING_S", 0.1)
+    (tmp_path / "jobs.py").write_text("import time\ntime.sleep(0.5)\n")
+    done = run("jobs.py")
+    assert "defines neither jobs nor a job" in str(done.exception)
+    assert "plait: jobs.py is still being read" in done.stderr
 
 
 @pytest.mark.parametrize(
@@ -84,6 +107,7 @@ def test_what_is_planned_can_be_looked_at_or_written_for_others(jobs, tmp_path):
         (["--resume", "runs/x"], FileError, "runs/x holds no run"),
         (["--resume", "runs/x", "--strategy", "data"], UsageError, "--strategy for a run that goes on"),
         (["jobs.py", "--sink", "foo"], UsageError, "there is no sink 'foo'"),
+        (["jobs.py", "--max-slowdown", "0.9"], UsageError, "a step at 0.9 times its length"),
     ],
 )
 def test_what_makes_no_sense_is_refused(jobs, words, error, what):

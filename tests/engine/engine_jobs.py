@@ -24,6 +24,11 @@ def slow_points(seed, *, count=40, seconds=0.0):
     return Slow(points(seed, count=count), seconds)
 
 
+def narrow_points(seed):
+    """Rows with a number less than the model takes."""
+    return [(x[:5], y) for x, y in points(seed)]
+
+
 class Slow:
     """Rows that take their time, so that something can happen meanwhile."""
 

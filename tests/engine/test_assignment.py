@@ -106,11 +106,23 @@ def test_background_jobs_wait_for_nobody_and_nobody_for_them():
 def test_a_sweep_runs_on_the_host_that_the_foreground_uses_least(idlest):
     three = Cluster.uniform(hosts=3, memory="1GiB", bandwidth="1gbit", latency="50us")
     names = [device.name for device in three.devices]
-    front = placed("front", names, idle_ms={name: 9.0 if i == idlest else 4.0 for i, name in enumerate(names)})
+    front = placed(
+        "front", names, idle_ms={name: 9.0 if i == idlest else 4.0 for i, name in enumerate(names)}
+    )
     sweep = Selection(job(BASE), {"optimizer.lr": Choice([0.1])}, no_halving(trials=1, most_steps=7))
     jobs = {"front": job(BASE, name="front")}
     _, search = tasks_of(plan_of(front, cluster=three), jobs, {"sweep": sweep}, Manner())
     assert search.devices == (names[idlest],)
+
+
+def test_a_sweep_keeps_away_from_the_host_of_a_background_job():
+    two = Cluster.uniform(hosts=2, memory="1GiB", bandwidth="1gbit", latency="50us")
+    first, second = (device.name for device in two.devices)
+    placements = placed("front", [first, second]), placed("behind", [first], how="background")
+    sweep = Selection(job(BASE), {"optimizer.lr": Choice([0.1])}, no_halving(trials=1, most_steps=7))
+    jobs = {name: job(BASE, name=name) for name in ("front", "behind")}
+    made = tasks_of(plan_of(*placements, cluster=two), jobs, {"sweep": sweep}, Manner())
+    assert made[-1].devices == (second,)
 
 
 @pytest.mark.parametrize("priority", ["foreground", "background"])

@@ -44,6 +44,9 @@ def test_words_arrive_in_order_and_the_engine_can_ask_to_stop(board):
     board.tell("another", {"stop": True})
     board.tell("gpt", {"stop": True})
     assert line.stop.wait(10)
+    assert not line.alone.is_set()
+    board.tell("gpt", {"alone": True})
+    assert line.alone.wait(10)
     line.close()
 
 

@@ -34,6 +34,28 @@ def test_where_nobody_knows_the_cause_the_first_is_told():
     assert made.ended([1, 1], 0, Path("rank0.log")).text == SEEN["text"]
 
 
+def test_the_last_line_of_a_log_is_told_however_long_the_log_is(tmp_path):
+    log = tmp_path / "rank0.log"
+    with log.open("wb") as file:
+        file.truncate(1 << 40)  # a file with a hole; all of it would not fit anywhere
+        file.seek(0, 2)
+        file.write("\n\nlast words: ½\n\n".encode())
+
+    class Worker:
+        name = "here/0"
+
+    made = attempt()
+    made.workers.append(Worker())
+    assert (
+        made.ended([3], 0, log).text
+        == f"rank 0 on here/0 ended with exit code 3: last words: ½ (all of it: {log})"
+    )
+    log.write_text("")
+    assert made.ended([3], 0, log).text.endswith(f"{log} is empty")
+    log.unlink()
+    assert made.ended([3], 0, log).text.endswith(f"see {log}")
+
+
 @pytest.mark.parametrize("wrong", [{"silence_s": 0.5}, {"restarts": -1}, {"stall_s": float("nan")}])
 def test_limits_that_make_no_sense_are_refused(wrong):
     with pytest.raises(UsageError, match=next(iter(wrong))):

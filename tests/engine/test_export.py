@@ -81,7 +81,7 @@ def test_what_cannot_be_exported(tmp_path):
     checkpoint.save(tmp_path / checkpoint.NAME, {"step": 3})
     with pytest.raises(FileError, match="has no model"):
         export(tmp_path)
-    (tmp_path / checkpoint.NAME).write_bytes(b"not one")
+    (tmp_path / checkpoint.NAME / checkpoint.MANIFEST).write_bytes(b"not one")
     with pytest.raises(FileError, match="not a checkpoint that plait reads"):
         export(tmp_path)
     (tmp_path / "file").write_text("")

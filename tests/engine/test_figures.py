@@ -34,6 +34,13 @@ def test_planned_bytes_are_those_on_as_many_devices():
         assert beside.wire_bytes is None  # the comparison is of four
 
 
+def test_planned_bytes_are_a_placements_own_where_it_has_them():
+    data = planned("gpt", "small").to_json()
+    for place, one in enumerate(data["ways"][0]["placements"]):
+        one["wire_bytes"] = 1000 + place
+    assert [one.wire_bytes for one in placements(data)] == [1000, 1001]
+
+
 @pytest.mark.parametrize("plan", [{}, {"ways": []}, {"ways": None}, {"ways": [{}]}])
 def test_a_plan_without_placements(plan):
     assert placements(plan) == []

@@ -1,5 +1,6 @@
 """Processes as workers: they end with all that they started, and find the modules that this process finds."""
 
+import os
 import subprocess
 import sys
 import time
@@ -39,6 +40,37 @@ def test_a_worker_is_killed_with_all_that_it_started():
         time.sleep(0.01)
     worker.kill()  # nothing happens to whoever has its number now
     process.stdout.close()
+
+
+def test_what_left_the_group_of_a_worker_is_killed_too():
+    """And what it started in turn; but nothing of another worker."""
+    leaving = PARENT.replace('time.sleep(600)"])', 'time.sleep(600)"], start_new_session=True)')
+    assert leaving != PARENT
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-S", "-c", leaving],
+            stdout=subprocess.PIPE,
+            process_group=0,
+            env={**os.environ, "PLAIT_WORKER": mark},
+        )
+        for mark in ("one", "other")
+    ]
+    children = [int(process.stdout.readline()) for process in processes]
+    workers = [
+        ProcessWorker("here/0", process, mark)
+        for process, mark in zip(processes, ("one", "other"), strict=True)
+    ]
+    assert os.getsid(children[0]) == children[0]
+    workers[0].kill()
+    assert not alive(children[0])
+    assert alive(children[1])
+    processes[1].kill()
+    processes[1].wait()
+    assert alive(children[1])  # a worker that is gone may have left something
+    workers[1].kill()
+    assert not alive(children[1])
+    for process in processes:
+        process.stdout.close()
 
 
 def test_what_a_worker_prints_is_added_to_its_log(tmp_path):

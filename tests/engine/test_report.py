@@ -3,15 +3,19 @@
 import math
 import re
 from html import escape
+from pathlib import Path
 
 import pytest
 from made_runs import BEGIN, create, job, planned, row
 
-from browser import WHY_NOT, Browser, installed
+from browser import WHY_NOT, Browser, contrast, installed
 from plait.engine.record import Record
 from plait.engine.report import report
 from plait.engine.result import JobResult
 from plait.engine.task import Task
+from plait.engine.timelines import devices
+from plait.engine.timelines import planned as planned_timeline
+from plait.engine.trials import save_trials
 from plait.errors import FileError
 from plait.timeline import Span, Timeline
 
@@ -78,8 +82,12 @@ def test_what_is_on_the_page(full):
     assert "2 jobs (1 finished, 1 not begun)" in page
     plan = Record.read(full).plan
     assert escape(plan["why"]) in page
-    for name, compared in plan["jobs"].items():
-        assert escape(f"{name}: {compared['why']}") in page
+    for name, compared in plan["jobs"].items():  # each has half of what it is compared on
+        where = planned("gpt", "small").placement(name)
+        said = (
+            f"{name}: {where.option.name} on 2 devices, beside others, {where.option.step_ms:.4g} ms a step"
+        )
+        assert escape(f"{said}; alone on all: {compared['why']}") in page
     assert "plait run &#x27;my jobs.py&#x27;" in page
     assert "strategy=&#x27;auto&#x27;, compress=4)" in page
     assert f"plait run --resume {full}" in page
@@ -146,6 +154,7 @@ def test_the_page_in_a_browser(full, browser, tmp_path):
     told = browser.eval("[...document.querySelectorAll('svg.plotted title')].map(t => t.textContent)")
     assert "gpt: 4 at 0" in told
     assert "gpt, evaluated: 0.3 at 9" in told
+    assert browser.eval("document.querySelector('caption').textContent") == "Evaluations"
     panels = browser.eval("[...document.querySelectorAll('.timeline .title')].map(t => t.textContent)")
     assert [panel.split(":")[0] for panel in panels] == ["planned", "measured"]
 
@@ -166,6 +175,24 @@ def test_zoom_and_hover_in_a_browser(full, browser):
     assert browser.eval("document.querySelector('.scaled').getAttribute('transform')").startswith("scale(1 ")
     assert browser.errors == []
     assert [url.split(":")[0] for url in browser.requests] == ["file"]
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_the_page_can_be_read_on_light_and_on_dark(full, browser, scheme):
+    browser.prefer(scheme)
+    browser.open(report(full))
+
+    def colour(selector, what):
+        return browser.eval(f"getComputedStyle(document.querySelector({selector!r})).{what}")
+
+    ground = colour("body", "backgroundColor")
+    assert (contrast(ground, "rgb(255, 255, 255)") < 1.1) == (scheme == "light")
+    for selector in ("p", "td", "th", "pre", "caption"):
+        assert contrast(ground, colour(selector, "color")) >= 7
+    assert contrast(ground, colour("svg.plotted .back", "fill")) == 1
+    assert contrast(ground, colour("svg.plotted text", "fill")) >= 7
+    assert contrast(ground, colour("svg.plotted .series", "stroke")) >= 3
+    browser.prefer("")
 
 
 def test_odd_names_are_words_not_code(browser, tmp_path):
@@ -203,10 +230,19 @@ def test_no_plan_and_no_jobs(tmp_path):
     assert "Nothing was planned, and nothing has happened." in page
 
 
+def made_folder(*parts):
+    folder = Path(*parts)
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
 def test_files_that_are_damaged_are_told_and_the_rest_is_shown(full):
     (full / "plan.json").write_text("{")
     (full / "environment.json").unlink()
-    (full / "timeline.json").write_text('{"format": "other"}')
+    Task(name="gpt", kind="train", strategy="data", jobs=(job("gpt").to_json(),), devices=("x",)).save(
+        made_folder(full, "tasks", "gpt")
+    )
+    (full / "tasks" / "gpt" / "timeline-0-0.json").write_text('{"format": "other"}')
     (full / "jobs" / "gpt" / "result.json").write_text("[]")
     with (full / "metrics.jsonl").open("ab") as file:
         file.write(b'{"job":"gpt","step":1')
@@ -216,11 +252,98 @@ def test_files_that_are_damaged_are_told_and_the_rest_is_shown(full):
     assert "measured: " in page
 
 
-def test_a_timeline_that_was_recorded_is_drawn_below_the_plans(full):
-    Timeline.of([Span("wire", "sync layer3", 0, 40)]).save(full / "timeline.json")
+def test_what_workers_recorded_is_drawn_below_the_plan_and_kept(full):
+    device = planned("gpt", "small").placement("gpt").devices[0]
+    task = Task(name="gpt", kind="train", strategy="data", jobs=(job("gpt").to_json(),), devices=(device,))
+    folder = made_folder(full, "tasks", "gpt")
+    task.save(folder)
+    begin_ms = 1e3 * (BEGIN + 1.5)
+    spans = [
+        Span(device, "gpt", begin_ms, begin_ms + 100, {"step": 4, "attempt": 1}),
+        Span(f"{device}: compress", "pack layer3", begin_ms + 10, begin_ms + 40),
+    ]
+    Timeline.of(spans).save(folder / "timeline-1-0.json")
     page = report(full).read_text()
-    assert page.index(">planned: ") < page.index(">measured: 40 ms")
-    assert "sync layer3" in page
+    assert page.index(">planned: ") < page.index(">measured: ")
+    assert "pack layer3: 30 ms, from 1.51 s" in page
+    kept = Timeline.load(full / "timeline.json")
+    (packed,) = (span for span in kept.spans if span.name == "pack layer3")
+    assert packed.start_ms == pytest.approx(1510, abs=0.1)  # since the run began
+    assert (
+        f"of {len(devices(planned_timeline(Record.read(full).plan)))} tracks" in page
+    )  # details do not count
+
+
+@pytest.mark.parametrize(
+    ("placed", "why"),
+    [
+        ({"how": "foreground", "option": "burst", "devices": ["a", "b"]}, "burst wins"),
+        (
+            {"how": "foreground", "option": "data", "devices": ["a"], "step_ms": 12.34567},
+            "data on 1 device, beside others, 12.35 ms a step; alone on all: burst wins",
+        ),
+        (
+            {"how": "background", "option": "data", "devices": ["a"], "step_ms": 5, "done": 0.29},
+            "it is in the background, and gets what is idle on a (a step takes 5 ms of that), "
+            "29% of its steps by when the foreground ends",
+        ),
+        (
+            {"how": "alternated", "option": "spill", "devices": ["a", "b"], "step_ms": 5},
+            "it takes turns with others on 2 devices, 5 ms a step by itself",
+        ),
+    ],
+)
+def test_why_a_job_runs_as_it_does(tmp_path, placed, why):
+    options = [{"name": "burst", "devices": 2}, {"name": "data", "devices": 2}]
+    plan = {
+        "why": "all of it",
+        "ways": [{"placements": [{"job": "gpt", **placed}]}],
+        "jobs": {"gpt": {"chosen": "burst", "why": "burst wins", "options": options}},
+    }
+    Record.create(tmp_path / "run", config={}, plan=plan, jobs=[job("gpt")]).close()
+    page = report(tmp_path / "run").read_text()
+    assert f"<p>gpt: {escape(why)}.</p>" in page
+
+
+def test_trials_of_a_sweep_have_their_settings_and_what_they_are_made_from_is_no_job(tmp_path):
+    with Record.create(
+        tmp_path / "run", config={}, plan={}, jobs=[job("gpt"), job("swept", steps=4)]
+    ) as made:
+        folder = made.task_folder("swept-sweep")
+        Task(
+            name="swept-sweep",
+            kind="search",
+            strategy="spill",
+            jobs=(job("swept").to_json(),),
+            devices=("a/0", "a/1"),
+        ).save(folder)
+        save_trials(folder, {"swept-10": {"lr": 0.1, "model": object}, "swept-2": {"lr": 0.2}})
+        made.event("started", "on 2 devices", job="swept-sweep")
+        made.event("restarted", "from the last commit", job="swept-sweep")
+        for name in ("swept-10", "swept-2"):
+            made.step(row(name, 1))
+    page = report(tmp_path / "run").read_text()
+    gpt, second, tenth = cells(page, "settings")
+    assert gpt[0] == "gpt"
+    assert second == ["swept-2", "trial", "spill", "a/0, a/1", "2 of 4", "2", "1", "not ended", "lr 0.2"]
+    assert tenth[0] == "swept-10"
+    assert tenth[-1] == escape("lr 0.1, model <class 'object'>")
+    shown = f"[job for job in Record.read({str(tmp_path / 'run')!r}).jobs if job.name in ['gpt']]"
+    assert escape(f"plait.run({shown})") in page
+    (folder / "trials.json").write_text("{}")
+    assert "field &#x27;format&#x27; is None" in report(tmp_path / "run").read_text()
+
+
+def test_evaluations_are_told_in_numbers(tmp_path):
+    with create(tmp_path / "run", "gpt") as made:
+        for step in range(50):
+            found = {"loss": 1 / (step + 1), **({"accuracy": 0.5} if step > 40 else {})}
+            made.step({"job": "gpt", "step": step, "attempt": 0, "time": BEGIN + step, "evaluation": found})
+    page = report(tmp_path / "run").read_text()
+    assert "<caption>The last 40 of 50 evaluations</caption>" in page
+    rows = cells(page, "after steps")
+    assert rows[0] == ["gpt", "11", "0.09091", "—"]
+    assert rows[-1] == ["gpt", "50", "0.02", "0.5"]
 
 
 def test_many_steps_make_no_large_page(tmp_path):
@@ -247,7 +370,7 @@ def test_many_jobs_have_several_plots(tmp_path):
 
 
 def test_losses_that_no_axis_holds(tmp_path):
-    with create(tmp_path / "run", "a", "b", "c") as made:
+    with Record.create(tmp_path / "run", config={}, plan={}, jobs=[job(name) for name in "abc"]) as made:
         for step, loss in enumerate([1e300, -1e300, 1e20]):
             made.step(row("a", step, loss=loss))
         made.step(row("b", 0, loss=1.0))
@@ -258,7 +381,7 @@ def test_losses_that_no_axis_holds(tmp_path):
 
 
 def test_jobs_of_a_task_share_its_fate(tmp_path):
-    with create(tmp_path / "run", "a", "b") as made:
+    with Record.create(tmp_path / "run", config={}, plan={}, jobs=[job("a"), job("b")]) as made:
         task = Task(
             name="turns",
             kind="spill",

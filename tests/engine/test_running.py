@@ -12,7 +12,7 @@ import sys
 import time
 
 import pytest
-from engine_jobs import ADAM, SMALL, breaking, slow, workers_of
+from engine_jobs import ADAM, SMALL, breaking, narrow_points, slow, workers_of
 
 import plait
 from plait import reference
@@ -74,6 +74,8 @@ def test_spilled_jobs_and_a_sweep_end_with_the_bits_of_plain_training(go, tmp_pa
     trials = [name for name in done if name.startswith("swept")]
     assert len(trials) == 2
     assert all(done[name].finished for name in trials)
+    tried = json.loads((done.directory / "tasks" / "swept-sweep" / "trials.json").read_text())["trials"]
+    assert sorted(values["optimizer.lr"] for values in tried.values()) == [0.05, 0.1]
 
 
 def test_a_worker_that_is_killed_goes_on_from_its_checkpoint_to_the_same_bits(go, tmp_path):
@@ -233,6 +235,8 @@ def test_what_cannot_be_run_is_refused_before_anything_starts(go, tmp_path):
         ({"engine": "slurm"}, "slurm"),
         ({"resume": tmp_path, "directory": None}, "has its jobs"),
         ({"save_every": 0}, "save_every"),
+        ({"max_slowdown": 0.9}, "0.9 times its length"),
+        ({"max_slowdown": float("nan")}, "nan times its length"),
     ]:
         with pytest.raises(UsageError, match=word):
             go(SMALL, **settings)
@@ -265,11 +269,45 @@ def test_a_dry_run_shows_the_plan_and_starts_nothing(go, tmp_path):
     assert not (tmp_path / "run").exists()
 
 
+def test_a_dry_run_prints_the_plan(go, capsys):
+    go(SMALL, strategy="data", devices=1, dry_run=True, show=None)
+    out, err = capsys.readouterr()
+    assert out.startswith("plan: data, fp32 on 1 device")
+    assert "small: data on node0/0" in out
+    assert "plan:" not in err
+    assert "planning for 1 devices" in err
+
+
+def test_data_that_the_model_cannot_take_is_told_with_its_shape(go, tmp_path, capfd):
+    wrong = job(SMALL, name="wrong", data=narrow_points)
+    with pytest.raises(UsageError, match=r"job 'wrong': its model .*forward.* rows.*\[8, 5\]") as caught:
+        go([SMALL, wrong])
+    assert "mat1 and mat2 shapes cannot be multiplied" in caught.value.what
+    assert caught.value.setting == "model, data"
+    assert "Error" not in capfd.readouterr().err  # such as a traceback of torch's own
+    assert not (tmp_path / "run").exists()
+
+
 def test_background_jobs_train_behind_the_foreground(go):
     behind = job(SMALL, name="behind", priority="background", steps=4)
     done = go([slow(0.02, steps=10), behind], strategy="data")
     assert done.finished
     assert done["behind"].losses == reference.train(behind).losses
+    # It takes longer to start than the foreground has steps, so it is alone before long.
+    (event,) = [event for event in events(done, "decision") if "in the foreground" in event["text"]]
+    assert event["job"] == "behind"
+    assert os.getuid() != 0 or "normal priority" in event["text"]
+
+
+def test_who_interrupts_once_more_is_told_how_to_go_on(go, tmp_path, monkeypatch):
+    def interrupted(directory):
+        raise KeyboardInterrupt
+
+    lines = []
+    monkeypatch.setattr("plait.engine.running.report", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        go(job(SMALL, steps=1), strategy="data", devices=1, show=lines.append)
+    assert lines[-1] == f"go on with: plait run --resume {tmp_path / 'run'}"
 
 
 def test_why_a_worker_failed_is_told_though_its_own_log_is_on_a_full_disk(monkeypatch):

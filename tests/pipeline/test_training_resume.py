@@ -162,4 +162,4 @@ def cannot_write(folder):
 def test_a_checkpoint_that_cannot_be_written_is_told_to_all(ranks, tmp_path):
     (tmp_path / "file").write_text("in the way")
     for said in ranks(2, cannot_write, str(tmp_path)):
-        assert "checkpoint.plait cannot be written" in said
+        assert "below/checkpoint cannot be written" in said

@@ -179,6 +179,16 @@ def test_compressed_gradients_must_gain_a_tenth():
         assert ("preferred from 1.1 times" in found.why) == (expected == "exact")
 
 
+def test_more_devices_must_gain_something():
+    one, two = {"node0/0": 1}, {"node0/0": 1, "node1/0": 1}
+    wide = Option(strategy="data", name="two", batch=1, step_ms=10.0, memory_bytes=two)
+    for narrow_ms, expected in ((10.2, "one"), (10.4, "two")):
+        narrow = Option(strategy="spill", name="one", batch=1, step_ms=narrow_ms, memory_bytes=one)
+        found = concluded(demand(), Site(cluster=cluster()), [wide, narrow])
+        assert found.chosen.name == expected
+        assert ("more devices are preferred from 1.03 times" in found.why) == (expected == "one")
+
+
 def test_a_batch_that_the_profile_does_not_cover_is_said():
     made = compared(batch=200, on=with_disk(cluster(1)), strategies=["data", "spill"])
     assert any("200" in remark for remark in made.option("spill").remarks)

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from plait.sim.data import held_bytes, play_data
 from plait.strategy.data import allocation, automatic, compressed, plain
+from plait.strategy.option import WORTH_DEVICES
 from plait.strategy.site import Site
 
 
@@ -45,6 +46,20 @@ def test_as_many_devices_as_pay():
     assert alone.step_ms == pytest.approx(chain().step_ms(32))
     assert alone.wire_bytes == 0
     assert alone.idle_devices == pytest.approx(7)
+
+
+def test_two_devices_are_not_taken_for_next_to_nothing():
+    """At some speed of the wire two devices begin to be faster, and only beyond that do they pay."""
+    of = demand(batch=16)
+    gains = []
+    for rate in range(1100, 1350, 10):
+        site = Site(cluster=cluster(2, bandwidth=f"{rate}mbit"))
+        gain = of.alone_ms / plain(of, site, exactly=True).step_ms
+        gains.append(gain)
+        assert plain(of, site).devices == (2 if gain > WORTH_DEVICES else 1), gain
+    assert any(1 < gain < WORTH_DEVICES for gain in gains)
+    assert min(gains) < 1
+    assert max(gains) > WORTH_DEVICES
 
 
 def test_compression_pays_on_a_thin_wire_and_not_on_a_thick_one():
@@ -111,4 +126,5 @@ def test_a_faster_link_is_never_slower(rate, factor, devices, batch):
     for make in (lambda s: plain(of, s), lambda s: compressed(of, s, CODECS)):
         if devices > 1 or make(Site(cluster=cluster(1))).feasible:
             slow, fast = (make(Site(cluster=cluster(devices, bandwidth=r))) for r in (rate, factor * rate))
-            assert fast.step_ms <= slow.step_ms * (1 + 1e-9)
+            fewer = WORTH_DEVICES if fast.devices < slow.devices else 1 + 1e-9
+            assert fast.step_ms <= slow.step_ms * fewer

@@ -1,5 +1,6 @@
 """Timelines as pictures: two on one axis, how busy they were, and the page tried in a browser."""
 
+import json
 import math
 import re
 from xml.etree import ElementTree
@@ -8,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from browser import WHY_NOT, Browser, installed
+from browser import WHY_NOT, Browser, contrast, installed
 from plait.errors import UsageError
 from plait.page import save
 from plait.timeline import Sample, Span, Timeline
@@ -73,6 +74,43 @@ def test_many_names_share_colours_by_kind():
     assert len(set(colour.values())) == 2
     assert colour["F3"] == colour["F17"] != colour["B3"]
     assert re.search(r">F 20 ms<", shown)
+
+
+def test_how_busy_each_was_is_drawn_below_its_tracks():
+    drawn = BOTH.svg()
+    first, second = (float(title.get("y")) for title in parts(drawn, "title"))
+    above, below = (float(line.get("data-top")) for line in parts(drawn, "busy"))
+    lowest = max(float(span.get("y")) for span in parts(drawn, "span") if float(span.get("y")) < second)
+    assert first < lowest < above < second < below
+
+
+def test_a_narrower_picture_has_the_same_times():
+    wide, narrow = (Gantt(timelines={"": PREDICTED}, width=width).svg() for width in (1200, 700))
+    for one, other in zip(parts(wide, "span"), parts(narrow, "span"), strict=True):
+        assert float(other.get("x")) == pytest.approx(float(one.get("x")) * 510 / 1010, abs=1e-4)
+        assert float(other.get("width")) == pytest.approx(float(one.get("width")) * 510 / 1010, abs=1e-4)
+    with pytest.raises(UsageError, match=r"399 is too narrow.*400 or more"):
+        Gantt(timelines={"": PREDICTED}, width=399)
+
+
+def test_the_prediction_stands_above_what_was_measured_wherever_it_is_exported(tmp_path):
+    for name in ("both.svg", "both.html"):
+        MEASURED.export(tmp_path / name, predicted=PREDICTED)
+        drawn = (tmp_path / name).read_text()
+        assert 0 < drawn.index(">predicted: 100 ms, -20.0% of measured") < drawn.index(">measured: 125 ms")
+        assert drawn.count("of 3 tracks") == 2
+    apart = Timeline.of([Span("device1", "forward", 0, 10), Span("device9", "forward", 0, 5)])
+    apart.export(tmp_path / "apart.svg", predicted=PREDICTED)
+    assert (tmp_path / "apart.svg").read_text().count(">of 1 track<") == 2  # which both have
+    MEASURED.export(tmp_path / "both.json", predicted=PREDICTED)
+    trace = json.loads((tmp_path / "both.json").read_text())["traceEvents"]
+    processes = {event["args"]["name"]: event["pid"] for event in trace if event["name"] == "process_name"}
+    assert set(processes) == {"predicted", "measured"}
+    starts = {
+        name: min(event["ts"] for event in trace if event["ph"] == "X" and event["pid"] == number)
+        for name, number in processes.items()
+    }
+    assert starts == {"predicted": 0, "measured": 0}
 
 
 def test_nothing_to_draw_is_refused():
@@ -203,6 +241,85 @@ def test_keys_do_as_well(shown):
     assert view(browser)[1] == pytest.approx(125 / 6 + 125 / 1.5 / 5)
     browser.key("Home")
     assert view(browser) == (1, 0)
+
+
+def test_both_timelines_have_one_time_axis_also_when_zoomed(shown):
+    browser, (x, y, width, _) = shown
+    browser.mouse("Wheel", x + width * 0.4, y + 100, deltaX=0, deltaY=-300)
+    begins = browser.eval(
+        "[...document.querySelectorAll('.span[data-name=backward]')].map(s => s.getBoundingClientRect().left)"
+    )
+    assert begins[1] - begins[0] == pytest.approx(20 / 125 * width * math.e, abs=0.5)  # at 40 and at 60 ms
+    ticks = browser.eval("document.querySelectorAll('.axis').length")
+    assert ticks == 1
+
+
+def test_buttons_zoom_and_show_all(shown):
+    browser, _ = shown
+    browser.click(".zoom button[title='zoom in']")
+    assert view(browser) == (pytest.approx(1.5), pytest.approx(125 / 6))
+    browser.click(".zoom button[title='zoom in']")
+    browser.click(".zoom button[title='zoom out']")
+    assert view(browser)[0] == pytest.approx(1.5)
+    browser.click(".zoom button[title='show all']")
+    assert view(browser) == (1, 0)
+
+
+def test_spans_are_reached_by_keyboard_and_told(shown):
+    browser, _ = shown
+
+    def told():
+        visible = browser.eval("getComputedStyle(document.querySelector('.tip')).display") == "block"
+        return browser.eval("document.querySelector('.tip').innerText") if visible else None
+
+    for _ in range(4):  # the buttons come first
+        browser.key("Tab")
+    assert browser.eval("document.activeElement.getAttribute('class')") == "plot"
+    browser.key("n")
+    assert told() == "forward: 40 ms, from 0 s, step=3"
+    browser.key("n")
+    assert told() == "backward: 60 ms, from 40 ms"
+    assert browser.eval("document.querySelectorAll('.span.chosen').length") == 1
+    browser.key("n")  # there is none after it
+    assert told().startswith("backward")
+    browser.key("p")
+    assert told().startswith("forward")
+    browser.key("ArrowDown")
+    assert told() == "forward: 40 ms, from 10 ms"
+    browser.key("ArrowUp")
+    assert told() == "forward: 40 ms, from 0 s, step=3"
+    for _ in range(5):
+        browser.key("+")
+    browser.key("n")
+    browser.key("p")  # out of sight: what is chosen is brought into view
+    zoom, left = view(browser)
+    assert left <= 20 <= left + 125 / zoom < 60
+    browser.key("Escape")
+    assert told() is None
+    assert browser.eval("document.querySelector('.tip').getAttribute('role')") == "status"
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_letters_can_be_read_on_light_and_on_dark(shown, scheme):
+    browser, _ = shown
+    browser.prefer(scheme)
+
+    def colour(selector, what="fill"):
+        return browser.eval(f"getComputedStyle(document.querySelector({json.dumps(selector)})).{what}")
+
+    back = colour(".timeline .back")
+    assert (contrast(back, "rgb(255, 255, 255)") < 1.1) == (scheme == "light")
+    assert contrast(colour("body", "backgroundColor"), back) == 1
+    for selector in (".title", ".small", ".timeline > text"):
+        assert contrast(colour(selector), back) >= 4.5
+    names = browser.eval(
+        "[...document.querySelectorAll('.span:not([data-name=idle])')].map(s => s.getAttribute('class'))"
+    )
+    for name in set(names):
+        fill = colour(f".{name.replace(' ', '.')}")
+        assert contrast(fill, colour(".name")) >= 4.5
+        assert contrast(fill, back) >= 1.25
+    browser.prefer("")
 
 
 def test_pictures_of_one_page_zoom_by_themselves(browser, tmp_path):

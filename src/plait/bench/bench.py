@@ -74,11 +74,12 @@ class Bench:
         at_most: float | None = None,
         aim: float | None = None,
         better: Better | None = None,
+        published: str | None = None,
     ) -> Case:
         """Add a case. A bare number as value needs ``better``; one that was measured knows it.
 
         ``at_least`` bounds the ratio to ``against`` (the value, where there is none), ``at_most`` the
-        value. A case without either informs.
+        value. A case without either informs. ``published`` is a paper's claim of the same comparison.
         """
         if any(case.name == name for case in self.cases):
             raise UsageError(f"there is a case {name!r} already", setting="name", works="a name of its own")
@@ -108,6 +109,7 @@ class Bench:
             at_least=at_least,
             at_most=at_most,
             aim=aim,
+            published=published,
             steal=activity.steal,
             others=activity.others,
             disturbed=activity.disturbed,

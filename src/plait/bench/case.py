@@ -37,6 +37,8 @@ class Case:
     """The value must be this or less."""
     aim: float | None = None
     """What we would like, in the terms of the bound."""
+    published: str | None = None
+    """What a paper claims of the same comparison, elsewhere and on other hardware, with its source."""
     steal: float = 0.0
     """Share of processor time that the hypervisor took meanwhile."""
     others: float = 0.0

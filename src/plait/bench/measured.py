@@ -28,6 +28,8 @@ class Spread:
     """A quarter of the repetitions are at or below this."""
     q3: float
     maximum: float
+    mean: float | None = None
+    """None in files that are older than this field."""
 
     @classmethod
     def of(cls, values: Sequence[float]) -> Spread:
@@ -41,6 +43,7 @@ class Spread:
             q1=quarters[0],
             q3=quarters[2],
             maximum=max(values),
+            mean=statistics.fmean(values),
         )
 
 

@@ -166,6 +166,11 @@ class Group:
             {pid for _, folder in self._folders for each in _bottom_up(folder) for pid in _pids(each)}
         )
 
+    def promote(self) -> None:
+        """Let what is in it run like everything else."""
+        if "idle" in self._uses:
+            _try_write(self._uses.pop("idle")[1] / "cpu.idle", "0")
+
     def freeze(self, frozen: bool) -> None:
         """Pause everything in it, or let it go on."""
         tree, folder = self._uses["freeze"]

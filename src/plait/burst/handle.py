@@ -72,6 +72,14 @@ class Handle:
         """Let it run again, as far as the foreground bears it."""
         self._multiplexer.hold(False, only=self._work if self._added else None)
 
+    def promote(self) -> None:
+        """Let it, and all that was added to it, have its share of the cores like everybody else.
+
+        For when the foreground is over: idle priority leaves it nothing where others keep the cores busy.
+        Where control groups cannot be made, it takes root.
+        """
+        self._multiplexer.promote()
+
     def wait(self, seconds: float | None = None) -> int | None:
         """Wait until it has ended by itself; its exit code, or None after so long."""
         return self._work.wait(seconds)

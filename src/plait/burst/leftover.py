@@ -27,6 +27,9 @@ from plait.errors import WorkerError
 
 VARIABLE = "PLAIT_BACKGROUND"
 """Marks a process as somebody's background work; its value is the label."""
+WORKER_VARIABLE = "PLAIT_WORKER"
+"""Marks what a worker of a run has started, which is ended with it; but the watchdog, which cleans up after
+it, is not."""
 _LABEL = re.compile(r"plait-background-(\d+)-(\d+)-(\d+)-[0-9a-f]{8}")
 """Namespace, number and start of the owner."""
 _KILL_SECONDS = 5.0
@@ -48,9 +51,9 @@ def owner_lives(label: str) -> bool | None:
     return start_ticks(int(match[2])) == int(match[3])
 
 
-def members(label: str) -> list[int]:
+def members(label: str, variable: str = VARIABLE) -> list[int]:
     """The processes that carry a label, other than this one."""
-    marked = f"{VARIABLE}={label}".encode()
+    marked = f"{variable}={label}".encode()
     found = []
     for name in os.listdir("/proc"):
         if name.isdecimal() and int(name) != os.getpid():
@@ -73,17 +76,20 @@ def remove(label: str) -> None:
             with suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signal.SIGKILL)
         for pid in left:
-            _release(pid, left)
+            release(pid, left)
         time.sleep(0.005)
     shutil.rmtree(default_directory() / label, ignore_errors=True)
     with suppress(OSError):
         default_directory().rmdir()
 
 
-def _release(pid: int, killed: Collection[int]) -> None:
-    """Let a killed process that no group holds have the processor time that it takes to die."""
+def release(pid: int, kin: Collection[int]) -> None:
+    """Let a process that no group holds have processor time like any other, such as it takes to die.
+
+    ``kin`` are the processes of the same work.
+    """
     with suppress(OSError):
-        if os.getsid(pid) in killed:  # else the session is not theirs, nor is its weight
+        if os.getsid(pid) in kin:  # else the session is not theirs, nor is its weight
             Path(f"/proc/{pid}/autogroup").write_text("0")
     with suppress(OSError):
         for thread in os.listdir(f"/proc/{pid}/task"):
@@ -105,7 +111,8 @@ class Watchdog:
 
     def __init__(self, label: str) -> None:
         package = str(Path(__file__).parents[2])
-        environment = {name: value for name, value in os.environ.items() if name != VARIABLE}
+        marks = (VARIABLE, WORKER_VARIABLE)
+        environment = {name: value for name, value in os.environ.items() if name not in marks}
         environment["PYTHONPATH"] = os.pathsep.join(filter(None, [package, os.environ.get("PYTHONPATH")]))
         # Its own process group, so that Ctrl-C in a terminal does not reach it.
         self._process = subprocess.Popen(

@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING
 from plait.burst import leftover
 from plait.burst.controller import LADDER, PHASELESS_LADDER, Control, Controller, Decision, Level
 from plait.burst.occupancy import Occupancy
-from plait.burst.phases import Listener, Phase, default_directory, publishing
+from plait.burst.phases import RUN_VARIABLE, Listener, Phase, default_directory, publishing
 from plait.burst.process import Background, Work, cores_of
 from plait.burst.report import Account, Report, Slowdown
 from plait.errors import UsageError, WorkerError
@@ -132,7 +132,7 @@ class Multiplexer:
         """
         self._control = control or Control(max_slowdown=max_slowdown)
         self._outlive, self._timeline = outlive, timeline
-        self._directory = default_directory()
+        self._directory, self._run_name = default_directory(), os.environ.get(RUN_VARIABLE)
         self._works: dict[str, Background] = {}
         self._accounts: dict[str, Account] = {}
         self._foregrounds: dict[Path, _Foreground] = {}
@@ -176,6 +176,12 @@ class Multiplexer:
             else:
                 self._held_alone.discard(only.label)
             self._look()
+
+    def promote(self) -> None:
+        """Let all works have their share of the cores from now on: no foreground is to come any more."""
+        with self._lock:
+            for work in self._works.values():
+                work.promote()
 
     def stop(self, grace_seconds: float = 3.0) -> None:
         """End all works, and leave nothing behind."""
@@ -266,7 +272,7 @@ class Multiplexer:
     def _scan(self) -> None:
         """Meet foreground processes that are new on these cores, and part from those that are gone."""
         cores = {core for work in self._works.values() for core in work.work.cores or os.sched_getaffinity(0)}
-        found = set(publishing(self._directory, "foreground"))
+        found = set(publishing(self._directory, "foreground", run=self._run_name))
         for path in found - set(self._foregrounds):
             with suppress(OSError):
                 listener = Listener(path)

@@ -36,6 +36,9 @@ DIRECTORY_VARIABLE = "PLAIT_BURST_DIRECTORY"
 """Where the files are; the default is in shared memory, one folder a user."""
 ROLE_VARIABLE = "PLAIT_PUBLISH"
 """What a process is: ``background`` where a multiplexer started it, else ``foreground``."""
+RUN_VARIABLE = "PLAIT_RUN"
+"""Whose processes it is one of: background work of a run makes room for that run's foreground, and work of
+none for everybody's. Letters and digits."""
 
 Role = Literal["foreground", "background"]
 
@@ -193,6 +196,7 @@ class Publisher:
     def _open(self, directory: Path, role: Role, device: int) -> None:
         started = start_ticks(self._owner)
         name = f"{role}-{pid_namespace()}-{self._owner}-{started}-{device}-{time.monotonic_ns()}"
+        name += f"-{run}" if (run := os.environ.get(RUN_VARIABLE)) else ""
         for _ in range(3):  # whoever was the last may remove the folder meanwhile
             directory.mkdir(mode=0o700, parents=True, exist_ok=True)
             if directory.stat().st_uid != os.getuid():
@@ -336,12 +340,15 @@ class Listener:
         self._shared.wait(heard, seconds)
 
 
-def publishing(directory: Path, role: Role) -> Iterator[Path]:
+def publishing(directory: Path, role: Role, *, run: str | None = None) -> Iterator[Path]:
     """The files of processes that publish in a folder, and still run; those of dead ones are removed.
 
     Those of another pid namespace are left alone: whether their processes run cannot be told from here.
+    ``run`` leaves out those of other runs, and of none.
     """
-    return (path for path in _sweep(directory) if path.name.startswith(f"{role}-"))
+    for path in _sweep(directory):
+        if path.name.startswith(f"{role}-") and (not run or path.name.endswith(f"-{run}")):
+            yield path
 
 
 def _sweep(directory: Path) -> list[Path]:

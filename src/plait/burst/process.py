@@ -73,7 +73,7 @@ class Background:
         self.work = work
         self.label = leftover.new_label()
         self.paused = False
-        self._ending = False
+        self._ending = self._promoted = False
         self.oom_kills = 0
         """How many of its processes were killed at its memory limit."""
         self._seconds = 0.0
@@ -138,7 +138,7 @@ class Background:
 
     @property
     def _must_have_session(self) -> bool:
-        return self.work.idle and not self._group.is_idle
+        return self.work.idle and not self._group.is_idle and not self._promoted
 
     @property
     def pid(self) -> int:
@@ -152,7 +152,7 @@ class Background:
 
     def _protection(self) -> str:
         how = "cpu.idle group" if self._group.is_idle else "SCHED_IDLE in a session of the least weight"
-        how = how if self.work.idle else "normal priority"
+        how = how if self.work.idle and not self._promoted else "normal priority"
         return f"{how}, {'freezer' if self._group.can_freeze else 'SIGSTOP'}"
 
     def pause(self) -> None:
@@ -168,6 +168,21 @@ class Background:
             if self.paused:
                 self.paused = False
                 self._stop_or_go(frozen=False)
+
+    def promote(self) -> None:
+        """Let it run like everything else from now on, where it ran only when nothing else wanted to."""
+        with self._lock:
+            if self._promoted or not self._open or not self.work.idle:
+                return
+            self._promoted = True
+            self._group.promote()
+            for _ in range(2):  # a thread that is new meanwhile has what the one had that made it
+                own = leftover.members(self.label)
+                for pid in own:
+                    leftover.release(pid, own)
+            with suppress(OSError):
+                if os.sched_getscheduler(self.pid) != os.SCHED_IDLE:  # only root may do so
+                    self.protection = self._protection()
 
     def _stop_or_go(self, *, frozen: bool) -> None:
         if self._group.can_freeze:

@@ -33,12 +33,33 @@ def _root(
     pass
 
 
-app.command("demo")(demo.demo)
-app.command("profile")(profile.profile)
-app.command("plan")(plan.plan)
-app.command("sim")(sim.sim)
-app.command("run")(run.run)
-app.command("launch", context_settings={"allow_interspersed_args": False})(launch.launch)
-app.add_typer(lab.app, name="lab")
-app.command("bench")(bench.bench)
-app.command("doctor")(doctor.doctor)
+# The panels are the chapters of `plait --help`, in the order in which they come first here, and every
+# command is one line in its chapter: what it does in full stands in its own help.
+_LOOK, _TRAIN, _DECIDE, _MEASURE = "Look around", "Train", "Decide", "Measure"
+
+app.command("doctor", rich_help_panel=_LOOK)(doctor.doctor)
+app.command("demo", rich_help_panel=_LOOK)(demo.demo)
+app.command("run", rich_help_panel=_TRAIN)(run.run)
+app.command(
+    "launch",
+    rich_help_panel=_TRAIN,
+    short_help="Run a training script as it is, its gradients compressed.",
+    context_settings={"allow_interspersed_args": False},
+)(launch.launch)
+app.command("profile", rich_help_panel=_DECIDE)(profile.profile)
+app.command(
+    "plan",
+    rich_help_panel=_DECIDE,
+    short_help="Compare the strategies for a job: what to run, and why.",
+)(plan.plan)
+app.command(
+    "sim",
+    rich_help_panel=_DECIDE,
+    short_help="Play a plan on a modelled cluster: what a run would take.",
+)(sim.sim)
+app.command(
+    "bench",
+    rich_help_panel=_MEASURE,
+    short_help="Ask a benchmark's question, or all of them.",
+)(bench.bench)
+app.add_typer(lab.app, name="lab", rich_help_panel=_MEASURE)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,6 +15,8 @@ if TYPE_CHECKING:
     from plait.engine.running import Run
 
 EXIT_INTERRUPTED = 130
+_READING_S = 10.0
+"""A jobs file that takes longer to read does more than to make jobs; importing torch is part of it."""
 
 
 def run(
@@ -22,7 +26,7 @@ def run(
         Path | None, typer.Option(help="Of the new run (default: runs/ and the job's name).")
     ] = None,
     engine: Annotated[str, typer.Option(help="local or ray.")] = "local",
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the plan, and stop there.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan, and stop there.")] = False,
     emit: Annotated[
         str | None,
         typer.Option(
@@ -38,7 +42,9 @@ def run(
     objective: Annotated[str, typer.Option(help="Of several jobs: makespan or throughput.")] = "makespan",
     cluster: Annotated[Path | None, typer.Option(help="A cluster file (default: this machine).")] = None,
     devices: Annotated[int | None, typer.Option(help="How many of this machine's devices to use.")] = None,
-    memory: Annotated[str | None, typer.Option(help="Memory of each device, such as 2GiB.")] = None,
+    memory: Annotated[
+        str | None, typer.Option(help="What jobs may hold on each device, such as 2GiB; plans keep to it.")
+    ] = None,
     save_every: Annotated[
         int | None, typer.Option(help="Steps between checkpoints (default: about 30 seconds).")
     ] = None,
@@ -90,7 +96,8 @@ def run(
         done = run_jobs(resume=resume, **common)
     else:
         assert file is not None, "one of the two is given"
-        workload = Workload.read(file)
+        with _said_if_long(file):
+            workload = Workload.read(file)
         done = run_jobs(
             [*workload.jobs, *workload.sweeps.values()],
             None if cluster is None else Cluster.load(cluster),
@@ -112,6 +119,27 @@ def run(
         raise typer.Exit(EXIT_INTERRUPTED)
     if any(result.end == "failed" for result in done.values()):
         raise typer.Exit(EXIT_FAILED)
+
+
+@contextmanager
+def _said_if_long(file: Path) -> Iterator[None]:
+    """Say where time goes while a jobs file is read: one that trains at its top level does so right then."""
+    import threading
+
+    def say() -> None:
+        typer.echo(
+            f"plait: {file} is still being read: what it does besides making jobs belongs under "
+            "if __name__ == '__main__'",
+            err=True,
+        )
+
+    late = threading.Timer(_READING_S, say)
+    late.daemon = True
+    late.start()
+    try:
+        yield
+    finally:
+        late.cancel()
 
 
 def _check_alone(resume: Path, given: dict[str, object]) -> None:

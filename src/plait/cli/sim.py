@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from plait.page import Section
     from plait.strategy.kept_plan import KeptPlan
     from plait.strategy.kept_workload import KeptWorkload
+    from plait.timeline import Timeline
 
 
 def sim(
@@ -72,7 +73,8 @@ def sim(
     ] = None,
     adaptive: Annotated[bool, typer.Option(help="pipeline: let the tuner choose the order.")] = False,
     measured: Annotated[
-        Path | None, typer.Option(help="A timeline of a real run (.json), to compare with and to draw below.")
+        Path | None,
+        typer.Option(help="A run's directory, or a timeline (.json), to compare with and to draw below."),
     ] = None,
     cache: Annotated[
         Path | None, typer.Option(help="Where profiles of jobs are kept (default: in the user's cache).")
@@ -91,7 +93,6 @@ def sim(
     from plait.cli.source import kind_of, several
     from plait.destination import check_file
     from plait.strategy.kept_workload import KeptWorkload
-    from plait.timeline import Timeline
     from plait.units import parse_whole
 
     check_strategy(strategy)
@@ -100,7 +101,7 @@ def sim(
         check_drawing(timeline)
     if html is not None:
         check_file(html, setting="--html")
-    real = None if measured is None else Timeline.load(measured)
+    real = None if measured is None else _measured(measured, job, steps)
     workload = None if plan is None else KeptWorkload.read(plan)
     given = None if workload is not None else _planned_already(plan, batch)
     if workload is not None:
@@ -134,6 +135,9 @@ def sim(
         adaptive=adaptive,
     )
     if workload is not None or (given is None and job is None and several(file)):
+        if real is not None:
+            what = "what was measured is compared with one job's steps, and these are several jobs"
+            raise UsageError(what, setting="--measured", works="--job and the name of one")
         made = _play_many(file, only(found), strategy, workload, steps, disturbed, cache)
         if timeline is not None:
             made.timeline.export(timeline)
@@ -145,8 +149,10 @@ def sim(
         case = _chosen(file, scenario, strategy, option, job, cache, given)
         played = case.play(scenario, steps, by)
         runs.append(Run(scenario=scenario, case=case, played=played))
-    if timeline is not None:
+    if timeline is not None and real is None:
         runs[0].played.timeline.export(timeline)
+    elif timeline is not None and real is not None:
+        real.export(timeline, predicted=runs[0].played.timeline)
     _tell(
         simulated.as_json(runs, real),
         lambda: simulated.show(runs, real),
@@ -176,6 +182,18 @@ def _tell(
         from plait.page import save
 
         save(html, title, sections())
+
+
+def _measured(path: Path, job: str | None, steps: int) -> Timeline:
+    """A timeline that was saved, or the last steps of a run."""
+    from plait.timeline import Timeline
+
+    if not path.is_dir():
+        return Timeline.load(path)
+    from plait.engine.reading import Reading
+    from plait.engine.record import Record
+
+    return Reading.of(Record.read(path)).last_steps(job, steps)
 
 
 def _planned_already(file: Path | None, batch: list[int] | None) -> KeptPlan | None:

@@ -167,7 +167,7 @@ def sections(runs: Sequence[Run], real: Timeline | None, steps: int) -> list[Sec
     from plait.cli.playing import device_tracks
     from plait.page import Heading, Paragraph, Table
     from plait.plot import Plot, Series
-    from plait.timeline.picture import Gantt
+    from plait.timeline.picture import HOW_TO, Gantt
 
     columns, rows = _table(runs)
     parts: list[Section] = [
@@ -183,6 +183,7 @@ def sections(runs: Sequence[Run], real: Timeline | None, steps: int) -> list[Sec
             for run in runs
         ]
         parts.append(Plot(title="Every step", x="step", y="ms", series=series))
+    parts.append(Paragraph(HOW_TO))
     for run in runs:
         if run.scenario.label:
             parts.append(Heading(run.scenario.label))

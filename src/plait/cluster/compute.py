@@ -26,7 +26,7 @@ _OPERATIONS = 2 * _SIDE**3
 
 def measure_compute(devices: Sequence[Device], *, seconds: float, timeout_s: float) -> list[float]:
     """Speed of fp32 matrix multiplication on each device, in 1e9 operations a second."""
-    command = [sys.executable, "-m", "plait.cluster.compute"]
+    command = [sys.executable, "-P", "-m", "plait.cluster.compute"]
     workers: list[subprocess.Popen[str]] = []
 
     def hear(i: int) -> Any:

@@ -87,7 +87,7 @@ class _DataParallel:
 
             attachment = attach_ddp(ddp, compression)
             self._attached.add(ddp)
-            _say(_described(attachment.report(), compression.bits))
+            _say(_described(attachment.report(), compression.bits, left=attachment.left))
             current = [attachment]
 
             def taken_over(by: Attachment) -> None:
@@ -225,12 +225,13 @@ def _around_first_fsdp(original: Callable[..., None]) -> Callable[..., None]:
     return init
 
 
-def _described(report: Summary, asked: Bits) -> str:
+def _described(report: Summary, asked: Bits, *, left: bool = False) -> str:
+    """What is compressed, in one line; ``left``: nothing is, since DDP by itself was faster."""
     widths = sorted({width for width in report.bits.values() if width != EXACT})
     exact = sum(width == EXACT for width in report.bits.values())
     off = f"{VARIABLE}=off switches this off"
     if not widths:
-        why = "that is faster on this network" if report.declined else "none is large enough"
+        why = "that is faster on this network" if left or report.declined else "none is large enough"
         return f"gradients of all {exact} parameters stay uncompressed: {why} ({off})"
     shown = " and ".join(map(str, widths)) + " bits" + (" until others are chosen" if asked == "auto" else "")
     return f"gradients of {len(report.bits) - exact} parameters in {shown}, of {exact} exact ({off})"

@@ -1,18 +1,23 @@
 """The whole of it: a foreground job, a sweep under a memory budget and a background job, in one call.
 
-Plain PyTorch then does the same work in the same process order that a script would have: one after another,
-with all cores for each.
+Two hosts with a core each and an ordinary link between them train all of it; plain PyTorch then does the same
+on the same hosts as scripts would: DDP for the job in the foreground, and after it the others, one at a time
+on each host.
 """
 
 from __future__ import annotations
 
 import functools
+import json
 import os
 import shutil
+import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from tempfile import TemporaryDirectory, TemporaryFile
 from typing import TYPE_CHECKING, Any
 
 from plait.demo.chain import CONTEXT, gpt2
@@ -20,21 +25,24 @@ from plait.demo.chain import CONTEXT, gpt2
 if TYPE_CHECKING:
     from plait.engine import Run
     from plait.job import Job
+    from plait.lab import Lab
     from plait.spill import Selection
 
-STEPS, TRIALS, TRIAL_STEPS, BEHIND_STEPS = 30, 4, 8, 30
+HOSTS, RATE, UNSHAPED = 2, "100mbit", "10gbit"
+STEPS, TRIALS, TRIAL_STEPS, BEHIND_STEPS = 40, 4, 12, 40
 RATES = (3e-3, 1e-3, 3e-4, 1e-4)
 MEMORY = "1GiB"
 """Of each device, for the trials of the sweep with their processes."""
 
 
 def jobs() -> list[Job | Selection]:
-    """A GPT in the foreground, a smaller one behind it, and a sweep over learning rates."""
+    """A GPT in the foreground; behind it a smaller one, and a sweep over learning rates."""
     from plait.spill import Choice, Grid, Selection, no_halving
 
     front = _gpt("gpt", width=256, layers=4, steps=STEPS, batch=16)
     behind = replace(_gpt("behind", width=96, layers=3, steps=BEHIND_STEPS, batch=8), priority="background")
-    swept = replace(_gpt("swept", width=192, layers=4, steps=TRIAL_STEPS, batch=8), memory=MEMORY)
+    swept = _gpt("swept", width=192, layers=4, steps=TRIAL_STEPS, batch=8)
+    swept = replace(swept, memory=MEMORY, priority="background")
     space = {"optimizer.lr": Choice(RATES)}
     sweep = Selection(swept, space, no_halving(trials=TRIALS, most_steps=TRIAL_STEPS), sampler=Grid(space))
     return [front, behind, sweep]
@@ -60,40 +68,55 @@ def _gpt(name: str, *, width: int, layers: int, steps: int, batch: int) -> Job:
 
 def act(directory: Path) -> None:
     """Run the workload, then do the same plainly, and compare."""
-    import plait
     from plait.cli.console import console
+    from plait.lab import Lab
 
     show, place = console(), directory / "run"
     shutil.rmtree(place, ignore_errors=True)
-    started = time.perf_counter()
 
     def say(line: str) -> None:
         show.print(line, markup=False, highlight=False)
 
-    done = plait.run(jobs(), directory=place, show=say)
-    taken_s = time.perf_counter() - started
-    failed = [result for result in done.values() if not result.finished]
-    if failed:
-        raise RuntimeError(str(failed[0]))
-    plain_s, losses = _plainly(say)
+    usable = sorted(os.sched_getaffinity(0))
+    cores = ":".join(map(str, usable[:HOSTS])) if len(usable) >= HOSTS else None
+    with Lab(hosts=HOSTS, rate=RATE, cores=cores) as lab:
+        wire = "an unshaped loopback" if lab.loopback else f"a link of {RATE}"
+        say(f"{HOSTS} hosts over {wire} train a GPT, a sweep of {TRIALS} and a job behind them")
+        started = time.perf_counter()
+        done = _together(lab, place, say)
+        taken_s = time.perf_counter() - started
+        failed = [result for result in done.values() if not result.finished]
+        if failed:
+            raise RuntimeError(str(failed[0]))
+        say(f"the same once more in plain PyTorch on the same hosts: DDP, then {TRIALS + 1} jobs by turns")
+        started = time.perf_counter()
+        plain_loss = _plainly(lab)
+        plain_s = time.perf_counter() - started
     trials = [name for name in done if name.startswith("swept")]
     best = min(trials, key=lambda name: done[name].losses[-1])
-    show.print(f"best of {len(trials)} trials: {best}, loss {done[best].losses[-1]:.3f}")
-    show.print(_compared(done, losses))
-    show.print(
-        f"plait: {taken_s:.0f} s with planning and starting of processes; plain PyTorch, one after another "
-        f"with {os.cpu_count()} threads: {plain_s:.0f} s; {plain_s / taken_s:.2f} times as fast"
+    ours = done["gpt"]
+    say(f"best of {len(trials)} trials: {best}, loss {done[best].losses[-1]:.3f}")
+    say(f"the foreground's last loss: {ours.losses[-1]:.4f} by {ours.strategy}, {plain_loss:.4f} plainly")
+    say(
+        f"plait: {taken_s:.0f} s with planning; plain PyTorch, one after another: {plain_s:.0f} s; "
+        f"{plain_s / taken_s:.2f} times as fast"
     )
-    show.print(
-        f"{_starting_s(done):.0f} s of plait's passed between a process's start and its first step: jobs "
-        "of seconds, which fit into memory and have no wire between them, gain little from several processes"
-    )
-    show.print(f"report: {done.report}")
+    say(f"report: {done.report}")
 
 
-def _plainly(say: Callable[[str], Any]) -> tuple[float, dict[str, tuple[float, ...]]]:
-    """The same work as a script would do it; how long it took, and the losses by job."""
-    from plait import reference
+def _together(lab: Lab, place: Path, say: Callable[[str], Any]) -> Run:
+    import plait
+    from plait.cluster import Cluster
+    from plait.engine.lab_launcher import LabLauncher
+
+    rate = UNSHAPED if lab.loopback else RATE
+    cluster = Cluster.uniform(hosts=HOSTS, memory="4GiB", bandwidth=rate, latency="50us")
+    launcher = LabLauncher(lab, [device.name for device in cluster.devices])
+    return plait.run(jobs(), cluster, launcher, directory=place, show=say)
+
+
+def _plainly(lab: Lab) -> float:
+    """The same work as scripts would do it; the foreground's last loss."""
     from plait.job import Job
     from plait.spill import Selection
     from plait.spill.space import derive
@@ -103,30 +126,30 @@ def _plainly(say: Callable[[str], Any]) -> tuple[float, dict[str, tuple[float, .
     assert isinstance(behind, Job), "as it is made"
     assert isinstance(sweep, Selection), "as it is made"
     rates = [{"optimizer.lr": rate} for rate in RATES]
-    work = [front, behind, *(derive(sweep.job, f"swept-{i}", values) for i, values in enumerate(rates))]
-    say(f"the same once more in plain PyTorch: {len(work)} trainings, one after another")
-    started = time.perf_counter()
-    losses = {}
-    for each in work:
-        losses[each.name] = reference.train(replace(each, threads=os.cpu_count() or 1)).losses
-    return time.perf_counter() - started, losses
+    others = [behind, *(derive(sweep.job, f"swept-{i}", values) for i, values in enumerate(rates))]
+    with TemporaryDirectory(prefix="plait-demo-") as name:
+        folder, said = Path(name), list[str]()
+        words = [sys.executable, "-m", "plait.reference", _saved(front, folder)]
+        if lab.run(words, show=said.append).exit_code:
+            raise RuntimeError("plain training failed:\n" + "\n".join(said[-20:]))
+        files = [_saved(job, folder) for job in others]
+        with ThreadPoolExecutor(HOSTS) as pool:
+            list(pool.map(lambda host: _train(lab, host, files[host::HOSTS]), range(HOSTS)))
+    told = next(line for line in said if '"losses"' in line)
+    return float(json.loads(told[told.index("{") :])["losses"][-1])
 
 
-def _starting_s(done: Run) -> float:
-    """How long processes took to start, one after another; background work, which may wait, left out."""
-    from plait.engine.record import Record
-
-    record = Record.read(done.directory)
-    begun = {event["job"]: event["time"] for event in record.events() if event["kind"] == "started"}
-    first: dict[str, float] = {}
-    for row in record.history():
-        task = "swept-sweep" if row["job"].startswith("swept") else row["job"]
-        first.setdefault(task, row["time"])
-    waits = [first[task] - at for task, at in begun.items() if task in first and task != "behind"]
-    return float(sum(waits))
+def _train(lab: Lab, host: int, files: Iterable[str]) -> None:
+    """One after another, on a host."""
+    for file in files:
+        with TemporaryFile() as log:
+            words = [sys.executable, "-m", "plait.reference", file]
+            if lab.start(host, words, stdout=log, stderr=log).wait():
+                log.seek(0)
+                raise RuntimeError(f"plain training of {file} failed:\n{log.read()[-2000:].decode()}")
 
 
-def _compared(done: Run, losses: dict[str, tuple[float, ...]]) -> str:
-    """How far the losses of the foreground are from those of plain training."""
-    ours, plain = done["gpt"].losses[-1], losses["gpt"][-1]
-    return f"the foreground's last loss: {ours:.4f} by {done['gpt'].strategy}, {plain:.4f} plainly"
+def _saved(job: Job, folder: Path) -> str:
+    file = folder / f"{job.name}.json"
+    file.write_text(job.to_json())
+    return str(file)

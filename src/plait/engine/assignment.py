@@ -109,9 +109,7 @@ def _one(placement: Placement, job: Job, cluster: Cluster, manner: Manner) -> Ta
     )
 
 
-def _sweep(
-    name: str, selection: Selection, plan: WorkloadPlan, made: Sequence[Task], manner: Manner
-) -> Task:
+def _sweep(name: str, selection: Selection, plan: WorkloadPlan, made: Sequence[Task], manner: Manner) -> Task:
     """A search on all devices of the idlest host, after the jobs in the foreground or behind them."""
     cluster, behind = plan.cluster, selection.job.priority == "background"
     idle_ms = _idle_ms(plan)
@@ -136,11 +134,10 @@ def _sweep(
 
 
 def _idle_ms(plan: WorkloadPlan) -> dict[str, float]:
-    """By device, how long it does nothing for the jobs in the foreground until the last of them ends."""
-    placements = [placement for placement in plan.placements if placement.how != "background"]
-    end_ms = max((placement.end_ms for placement in placements), default=0.0)
-    idle_ms = {device.name: max(end_ms, 1.0) for device in plan.cluster.devices}
-    for placement in placements:
+    """By device, how long no job has it until the last foreground job ends; background jobs count whole."""
+    end_ms = max((each.end_ms for each in plan.placements if each.how != "background"), default=0.0)
+    idle_ms = {device.name: end_ms for device in plan.cluster.devices}
+    for placement in plan.placements:
         step_ms = placement.option.step_ms or 1.0
         for device in placement.devices:
             busy = 1 - placement.option.idle_ms.get(device, 0.0) / step_ms

@@ -1,9 +1,10 @@
 """What workers and the engine tell each other: lines of JSON over TCP, with a beat a second either way.
 
-A worker says who it is, then each step it has done; the engine says when to stop. Silence means something in
-both directions. An engine that hears nothing of a worker takes it for lost, whatever became of it: a process
-that was killed, a host whose cable was cut. A worker that hears nothing of its engine ends, so that nothing
-trains on which nobody waits for, and nothing writes where another has taken over.
+A worker says who it is, then each step it has done; the engine says when to stop, and when the foreground is
+over. Silence means something in both directions. An engine that hears nothing of a worker takes it for lost,
+whatever became of it: a process that was killed, a host whose cable was cut. A worker that hears nothing of
+its engine ends, so that nothing trains on which nobody waits for, and nothing writes where another has taken
+over.
 
 Whoever connects shows the run's token first; without it, nothing that follows is read.
 """
@@ -67,6 +68,8 @@ class Line:
         """``lost`` is called, once and in a thread, with the reason why there is no engine any more."""
         self.stop = threading.Event()
         """Set once the engine has asked this worker to stop at a checkpoint."""
+        self.alone = threading.Event()
+        """Set once the engine has said that nothing in the foreground is left to do."""
         self._lost, self._silence_s, self._closed = lost, silence_s, False
         self._words: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
         self._socket = socket.create_connection(address, timeout=silence_s)
@@ -114,8 +117,10 @@ class Line:
         try:
             with self._socket.makefile("rb") as lines:
                 for line in lines:
-                    if json.loads(line).get("stop"):
-                        self.stop.set()
+                    said = json.loads(line)
+                    for name, event in (("stop", self.stop), ("alone", self.alone)):
+                        if said.get(name):
+                            event.set()
             self._fail("the engine has hung up")
         except TimeoutError:
             self._fail(f"nothing was heard of the engine for {self._silence_s:g} s")

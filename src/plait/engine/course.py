@@ -11,11 +11,15 @@ from typing import Any
 
 from plait.engine.channel import BEAT_S
 from plait.engine.launcher import LOST, Worker
+from plait.engine.result import JobResult
 from plait.engine.retries import Cause, Failure, Retries
 from plait.engine.task import Task
 from plait.engine.worker import EXIT_LOST
 from plait.errors import UsageError
 from plait.units import parse_whole
+
+_TAIL_BYTES = 1 << 14
+"""Of a log, in which the last line is looked for."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,6 +119,16 @@ class Course:
     settled: set[str] = field(default_factory=set)
     """Jobs of which there is a result."""
 
+    @property
+    def expected(self) -> tuple[str, ...]:
+        """The jobs of which there must be a result; what trials there are, only a search knows."""
+        return () if self.task.kind == "search" else self.task.names
+
+    def result(self, name: str, folder: Path) -> JobResult | None:
+        """What the workers say came of a job; what was left by a run that was stopped does not count."""
+        found = JobResult.load(folder)
+        return found if found is not None and (found.finished or name in self.settled) else None
+
 
 def _blames_another(error: Mapping[str, Any]) -> bool:
     """Whether a worker only noticed that another was gone."""
@@ -123,8 +137,11 @@ def _blames_another(error: Mapping[str, Any]) -> bool:
 
 
 def _last_line(log: Path) -> str:
+    """What a worker printed last; a log may be large, so only its end is read."""
     try:
-        lines = log.read_text(errors="replace").strip().splitlines()
+        with log.open("rb") as file:
+            file.seek(max(0, log.stat().st_size - _TAIL_BYTES))
+            lines = file.read(_TAIL_BYTES).decode(errors="replace").strip().splitlines()
     except OSError:
         return f"see {log}"
     return f"{lines[-1][:300]} (all of it: {log})" if lines else f"{log} is empty"

@@ -25,9 +25,7 @@ NAME = "model.safetensors"
 
 def export(source: str | Path, path: str | Path | None = None) -> Path:
     """Write the weights of a checkpoint, or of the one in a folder; by default beside it."""
-    file = Path(source)
-    if file.is_dir():
-        file = file / checkpoint.NAME
+    file = checkpoint.find(source)
     model = checkpoint.load(file).get("model")
     if not isinstance(model, Mapping) or not model:
         raise FileError(

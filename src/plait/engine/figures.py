@@ -30,6 +30,8 @@ class Placed:
     step_ms: float | None
     wire_bytes: float | None
     """What its devices send each other in a step, where the plan tells."""
+    done: float | None = None
+    """Of a background job, the share of its steps that is done when the last foreground job ends."""
 
     def track(self, device: str) -> str:
         """Where it is drawn, as :attr:`plait.strategy.WorkloadPlan.timeline` has it."""
@@ -45,6 +47,9 @@ def placements(plan: Row) -> list[Placed]:
     found = []
     for row in rows:
         start_ms, devices = number(row.get("start_ms")) or 0.0, tuple(map(str, row.get("devices", ())))
+        wire = number(row.get("wire_bytes"))
+        if wire is None:
+            wire = _planned_bytes(plan, str(row.get("job")), row.get("option"), len(devices))
         found.append(
             Placed(
                 job=str(row.get("job")),
@@ -54,7 +59,8 @@ def placements(plan: Row) -> list[Placed]:
                 start_ms=start_ms,
                 end_ms=max(start_ms, number(row.get("end_ms")) or 0.0),
                 step_ms=number(row.get("step_ms")),
-                wire_bytes=_planned_bytes(plan, str(row.get("job")), row.get("option"), len(devices)),
+                wire_bytes=wire,
+                done=number(row.get("done")),
             )
         )
     return found
@@ -66,6 +72,27 @@ def _planned_bytes(plan: Row, job: str, option: object, devices: int) -> float |
         if (one.get("name"), one.get("devices")) == (option, devices):
             return number(one.get("wire_bytes"))
     return None
+
+
+def reason(compared: Row, placed: Placed | None) -> str:
+    """Why a job runs as it does: a comparison is of the job alone on the whole cluster, a plan has others."""
+    alone = str(compared.get("why") or "")
+    if placed is None:
+        return alone
+    count = len(placed.devices)
+    where = f"{count} device{'s' * (count != 1)}"
+    step = "" if placed.step_ms is None else f", {placed.step_ms:.4g} ms a step"
+    if placed.how == "background":
+        share = "" if placed.done is None else f", {placed.done:.0%} of its steps by when the foreground ends"
+        takes = "" if placed.step_ms is None else f" (a step takes {placed.step_ms:.4g} ms of that)"
+        return f"it is in the background, and gets what is idle on {', '.join(placed.devices)}{takes}{share}"
+    if placed.how == "alternated":
+        return f"it takes turns with others on {where}{step} by itself"
+    options: Iterable[Row] = compared.get("options", [])
+    chosen: Row = next((one for one in options if one.get("name") == compared.get("chosen")), {})
+    if (placed.option, count) == (chosen.get("name"), chosen.get("devices")):
+        return alone
+    return f"{placed.option} on {where}, beside others{step}; alone on all: {alone}"
 
 
 def number(value: object) -> float | None:

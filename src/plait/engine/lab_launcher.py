@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from ctypes import CDLL, get_errno
 from pathlib import Path
 
+from plait.burst.leftover import WORKER_VARIABLE
 from plait.engine.launcher import MODULE, ProcessWorker, import_path
 from plait.errors import LabError
 from plait.lab import Lab
@@ -24,9 +25,13 @@ class _LabWorker(ProcessWorker):
     """A worker on a host of which, while it is cut off, nothing is known: not even that it has ended."""
 
     def __init__(
-        self, name: str, process: subprocess.Popen[bytes], gone: Callable[[], frozenset[str]]
+        self,
+        name: str,
+        process: subprocess.Popen[bytes],
+        mark: str | None,
+        gone: Callable[[], frozenset[str]],
     ) -> None:
-        super().__init__(name, process)
+        super().__init__(name, process, mark)
         self._gone = gone
 
     def poll(self) -> int | None:
@@ -88,7 +93,7 @@ class LabLauncher:
                 stdout=output,
                 stderr=output,
             )
-        worker = _LabWorker(device, process, self._gone)
+        worker = _LabWorker(device, process, environment.get(WORKER_VARIABLE), self._gone)
         self._workers.append(worker)
         return worker
 

@@ -17,6 +17,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Protocol
 
+from plait.burst.leftover import WORKER_VARIABLE, members
 from plait.cluster import Device
 from plait.worker import free_port
 
@@ -70,8 +71,9 @@ class Launcher(Protocol):
 class ProcessWorker:
     """A worker as a process that leads a group of its own."""
 
-    def __init__(self, name: str, process: subprocess.Popen[bytes]) -> None:
-        self.name, self.process, self._over = name, process, False
+    def __init__(self, name: str, process: subprocess.Popen[bytes], mark: str | None = None) -> None:
+        """``mark`` is what its environment has as ``PLAIT_WORKER``, and that of all it starts."""
+        self.name, self.process, self._mark, self._over = name, process, mark, False
 
     def poll(self) -> int | None:
         """Its exit code, once it has ended."""
@@ -90,8 +92,12 @@ class ProcessWorker:
         end = time.monotonic() + _GONE_S
         with suppress(subprocess.TimeoutExpired):
             self.process.wait(_GONE_S)
-        while _exists(self.process.pid) and time.monotonic() < end:  # what it started, and this has not seen
-            time.sleep(0.01)
+        while (self._end_strays() or _exists(self.process.pid)) and time.monotonic() < end:
+            time.sleep(0.01)  # until what it started is gone, too
+
+    def _end_strays(self) -> bool:
+        """Kill what it started that has left its group; whether there was any."""
+        return self._mark is not None and end_marked(self._mark)
 
     def _signal(self, number: signal.Signals) -> None:
         if not self._over:
@@ -141,7 +147,7 @@ class LocalLauncher:
                 stderr=subprocess.STDOUT,
                 process_group=0,
             )
-        worker = ProcessWorker(device, process)
+        worker = ProcessWorker(device, process, environment.get(WORKER_VARIABLE))
         self._workers.append(worker)
         return worker
 
@@ -153,6 +159,15 @@ class LocalLauncher:
         """Kill what still runs."""
         for worker in self._workers:
             worker.kill()
+
+
+def end_marked(mark: str) -> bool:
+    """Kill the processes that carry a worker's mark, in whatever group or session; whether there were any."""
+    found = members(mark, WORKER_VARIABLE)
+    for number in found:
+        with suppress(ProcessLookupError, PermissionError):
+            os.kill(number, signal.SIGKILL)
+    return bool(found)
 
 
 def import_path() -> str:

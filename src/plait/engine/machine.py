@@ -44,6 +44,9 @@ def _measured(found: Cluster) -> Cluster:
     measured = found.measure(("memory", "disk", "network"))
     make_folder(folder, setting="XDG_CACHE_HOME")
     part = file.with_name(f"{file.name}.{os.getpid()}")
-    measured.save(part)
-    part.replace(file)
+    try:
+        measured.save(part)
+        part.replace(file)
+    finally:  # a disk that is full leaves half of it
+        part.unlink(missing_ok=True)
     return measured

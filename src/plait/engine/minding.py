@@ -1,4 +1,8 @@
-"""Background work of a run: one process minds it, and another, which gets what nobody else wants, trains."""
+"""Background work of a run: one process minds it, and another, which gets what nobody else wants, trains.
+
+Once nothing is left to do in the foreground, it trains like any other process: at idle priority it would
+starve on a machine where others keep the cores busy.
+"""
 
 from __future__ import annotations
 
@@ -33,6 +37,7 @@ def mind(task: Task, folder: Path, situation: Situation, teller: Teller) -> int:
         environment=replace(situation, behind=True).environment(),
     )
     asked_s: float | None = None
+    promoted = False
     try:
         while (code := work.wait(_LOOK_S)) is None:
             report = work.report
@@ -41,6 +46,11 @@ def mind(task: Task, folder: Path, situation: Situation, teller: Teller) -> int:
                 found["background_share"] = report.share
             if found:
                 teller.tell(facts={"jobs": list(task.names), **found})
+            if teller.is_alone and not promoted:
+                promoted = True
+                work.promote()
+                text = f"nothing is left in the foreground: it goes on with {work.report.protection}"
+                teller.tell(event={"kind": "decision", "text": text})
             if teller.should_stop and asked_s is None:
                 asked_s = time.monotonic()  # the engine has asked the work itself, too
                 work.resume()

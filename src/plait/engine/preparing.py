@@ -7,14 +7,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Literal, get_args
 
+from plait.burst.controller import Control
 from plait.cluster import Cluster
 from plait.engine.assignment import narrowed
+from plait.engine.diagnosis import explained, hushed
 from plait.engine.emit import Kind
 from plait.engine.launcher import Launcher, LocalLauncher
 from plait.engine.machine import this_machine
 from plait.engine.task import Compress, Task
 from plait.engine.workload import Workload
-from plait.errors import UsageError
+from plait.errors import FileError, UsageError
 from plait.job import Strategy
 from plait.strategy.comparison import STRATEGIES
 from plait.strategy.planning import plan as plan_jobs
@@ -32,8 +34,10 @@ def check(
     save_every: int | None,
     engine: EngineName | Launcher,
     write: Kind | None,
+    max_slowdown: float,
 ) -> None:
     """Refuse what cannot be meant."""
+    Control(max_slowdown=max_slowdown)
     if write is not None and write not in get_args(Kind):
         raise UsageError(f"nothing is known of {write!r}", setting="emit", works=", ".join(get_args(Kind)))
     if strategy not in get_args(Strategy):
@@ -106,14 +110,20 @@ def planned(
             cluster=cluster, objective=objective, ways=(), comparisons={}, bound_ms=0.0,
             bound_samples_per_s=0.0, why="sweeps take turns on the devices of a host",
         )  # fmt: skip
-    return plan_jobs(
-        workload.jobs,
-        cluster,
-        objective=objective,
-        strategies=STRATEGIES if strategy == "auto" else (strategy,),
-        directory=profiles,
-        progress=_once(progress),
-    )
+    try:
+        with hushed():
+            return plan_jobs(
+                workload.jobs,
+                cluster,
+                objective=objective,
+                strategies=STRATEGIES if strategy == "auto" else (strategy,),
+                directory=profiles,
+                progress=_once(progress),
+            )
+    except (UsageError, FileError):
+        raise
+    except Exception as error:  # what a job's own code raises is told by what it was given
+        raise explained(workload.jobs, error) from error
 
 
 def _once(progress: Callable[[str], object]) -> Callable[[str], None]:

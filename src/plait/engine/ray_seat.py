@@ -19,7 +19,8 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from plait.engine.launcher import LOST
+from plait.burst.leftover import WORKER_VARIABLE
+from plait.engine.launcher import LOST, end_marked
 from plait.worker import free_port
 
 News = tuple[int, bytes, int | None]
@@ -112,6 +113,7 @@ class _Process:
         self._unread = bytearray()
         self._code: int | None = None
         self._reaped = False
+        self._mark = environment.get(WORKER_VARIABLE)
         keeper = [
             sys.executable,
             "-I",
@@ -173,6 +175,8 @@ class _Process:
             code = end.si_status if end.si_code == os.CLD_EXITED else -end.si_status
             with suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGKILL)  # its guard, and what it left running
+            if self._mark is not None:
+                end_marked(self._mark)  # and what left its group
         with self._changed:
             self._reaped = True
             self._process.wait()

@@ -15,12 +15,13 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, cast
 from urllib.parse import quote
 
-from plait.destination import make_folder, not_written, write_text
+from plait.destination import make_folder, not_written
 from plait.document import fields_of, read_json
 from plait.engine.environment import changed, environment
 from plait.engine.journal import Journal, lines, plain
@@ -302,9 +303,16 @@ def _locked(directory: Path) -> Lock:
 
 def _write(path: Path, data: Mapping[str, Any]) -> None:
     """Write a file of plain data, all of it or nothing."""
+    write_whole(path, json.dumps(plain(data), indent=1, allow_nan=False) + "\n")
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Write a file, all of it or nothing: a disk that is full keeps what was there, and nothing beside it."""
     partial = path.with_name(path.name + ".partial")
-    write_text(partial, json.dumps(plain(data), indent=1, allow_nan=False) + "\n", setting="directory")
     try:
+        partial.write_text(text, encoding="utf-8")
         partial.replace(path)
     except OSError as error:
+        with suppress(OSError):
+            partial.unlink(missing_ok=True)
         raise not_written(path, error, setting="directory") from None

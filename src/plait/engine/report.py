@@ -1,7 +1,7 @@
 """A run as a page: what ran where and why, losses, speed, the plan beside what came of it, and what happened.
 
     from plait.engine.report import report
-    report("runs/first")                       # writes runs/first/report.html, and returns its path
+    report("runs/first")    # writes runs/first/report.html and timeline.json, and returns the page's path
 
 The page is one file that loads nothing from anywhere. It can be made at any moment, also while the run goes
 on and after it was killed: it shows what is there.
@@ -12,23 +12,25 @@ from __future__ import annotations
 import json
 import shlex
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar
 
-from plait.destination import not_written
 from plait.engine import figures, timelines
 from plait.engine.figures import Points
 from plait.engine.reading import Reading
-from plait.engine.record import REPORT, Record, latest
-from plait.page import Heading, Paragraph, Section, Table, save, text
+from plait.engine.record import REPORT, TIMELINE, Record, latest, write_whole
+from plait.page import Heading, Paragraph, Section, Table, page, text
 from plait.plot import Plot, Series
 from plait.timeline import Timeline
-from plait.timeline.picture import Gantt
+from plait.timeline.picture import HOW_TO, Gantt
 from plait.units import format_bytes, format_seconds
 
+_EVALUATIONS = 40
+"""Of more, a table has the last ones."""
 _CURVES = 8
 """A plot has no more, or their colours could not be told apart."""
 _TROUBLE = ("failed", "broken", "waiting", "restarted", "stopping", "stopped", "resumed")
@@ -45,7 +47,9 @@ class Code:
     """Lines as they would be typed; a :class:`plait.page.Section`."""
 
     text: str
-    style: ClassVar[str] = "pre{overflow-x:auto;padding:.6em .8em;background:#f5f5f5;font-size:.9em}"
+    style: ClassVar[str] = (
+        "pre{overflow-x:auto;padding:.6em .8em;background:#8881;font-size:.9em}"  # on light and on dark
+    )
     script: ClassVar[str] = ""
 
     @property
@@ -57,13 +61,11 @@ class Code:
 def report(directory: str | Path) -> Path:
     """Write a run's page; the path of it."""
     record = Record.read(directory)
+    made = _Page(run=Reading.of(record))
     path = record.directory / REPORT
-    part = path.with_name(path.name + ".partial")
-    save(part, f"Run {record.name}", _Page(run=Reading.of(record)).sections())
-    try:
-        part.replace(path)
-    except OSError as error:
-        raise not_written(path, error, setting="directory") from None
+    write_whole(path, page(f"Run {record.name}", made.sections()))
+    if made.measured.spans:
+        write_whole(record.directory / TIMELINE, json.dumps(made.measured.to_json()) + "\n")
     return path
 
 
@@ -73,11 +75,18 @@ class _Page:
 
     run: Reading
 
+    @cached_property
+    def measured(self) -> Timeline:
+        """What happened over time."""
+        run = self.run
+        return timelines.measured(run.history, run.events, run.plan, run.recorded)
+
     def sections(self) -> list[Section]:
         return [
             *self._summary(),
             *self._what_ran(),
             *self._losses(),
+            *self._evaluations(),
             *self._throughput(),
             *self._predicted(),
             *self._over_time(),
@@ -105,38 +114,55 @@ class _Page:
         return [*parts, *(Paragraph(f"Not all could be read: {problem}.") for problem in self.run.problems)]
 
     def _what_ran(self) -> list[Section]:
-        rows, placed = self.run.rows, self.run.placed
+        rows = self.run.rows
+        columns = ["job", "how", "strategy", "devices", "steps", "last loss", "restarts", "state"]
+        tried = any(self.run.tried(job) for job in self.run.jobs)
         shown = []
         for job in self.run.jobs:
-            where, its = placed.get(job), rows.get(job, [])
-            wanted = self.run.asked.get(job, {}).get("steps")
+            its = rows.get(job, [])
+            wanted = self.run.wanted(job).get("steps")
             done = its[-1]["step"] + 1 if its else 0
             loss = next((row["loss"] for row in reversed(its) if "loss" in row), None)
             restarts = sum(event["kind"] == "restarted" for event in self.run.told(job))
-            shown.append(
-                (
-                    job,
-                    where.how if where else _NONE,
-                    where.option if where else str(self.run.asked.get(job, {}).get("strategy", _NONE)),
-                    _few(where.devices) if where else _NONE,
-                    f"{done} of {wanted}" if wanted is not None else str(done),
-                    _NONE if not its else "not finite" if loss is None else f"{loss:.6g}",
-                    str(restarts),
-                    self.run.state(job),
-                )
-            )
-        columns = ("job", "how", "strategy", "devices", "steps", "last loss", "restarts", "state")
-        parts: list[Section] = [Heading("What ran"), Table(columns=columns, rows=shown)]
-        why = [self.run.plan.get("why"), *self.run.plan.get("remarks", ())]
-        for job, compared in self.run.plan.get("jobs", {}).items():
-            why.append(f"{job}: {compared.get('why')}")
-            why += [f"{job}: note: {remark}" for remark in compared.get("remarks", ())]
-        unplaced = self.run.plan.get("unplaced") or ()
-        if unplaced:
-            why.append(f"fits nowhere: {', '.join(map(str, unplaced))}")
-        parts.append(Heading("Why so", level=3))
-        told = [Paragraph(f"{str(said).rstrip('.')}.") for said in dict.fromkeys(why) if said]
+            cells = [
+                job,
+                *self._where(job),
+                f"{done} of {wanted}" if wanted is not None else str(done),
+                _NONE if not its else "not finite" if loss is None else f"{loss:.6g}",
+                str(restarts),
+                self.run.state(job),
+            ]
+            settings = ", ".join(f"{name} {value}" for name, value in self.run.tried(job).items())
+            shown.append([*cells, settings] if tried else cells)
+        parts: list[Section] = [
+            Heading("What ran"),
+            Table(columns=[*columns, "settings"] if tried else columns, rows=shown),
+            Heading("Why so", level=3),
+        ]
+        told = [Paragraph(f"{said.rstrip('.')}.") for said in dict.fromkeys(self._why()) if said]
         return [*parts, *(told or [Paragraph("The plan does not say.")])]
+
+    def _where(self, job: str) -> tuple[str, str, str]:
+        """How a job ran, by which option, on which devices: as planned, or as its task has it."""
+        where, task = self.run.placed.get(job), self.run.task_of(job)
+        if where is not None:
+            return where.how, where.option, _few(where.devices)
+        if task is not None and self.run.tried(job):
+            return "trial", task.strategy, _few(task.devices)
+        return _NONE, str(self.run.wanted(job).get("strategy", _NONE)), _NONE
+
+    def _why(self) -> Iterator[str]:
+        plan = self.run.plan
+        whole = str(plan.get("why") or "")
+        yield whole
+        yield from map(str, plan.get("remarks") or ())
+        for job, compared in plan.get("jobs", {}).items():
+            reason = figures.reason(compared, self.run.placed.get(job))
+            if reason != whole:  # a plan of one job has the job's own
+                yield f"{job}: {reason}"
+            yield from (f"{job}: note: {remark}" for remark in compared.get("remarks", ()))
+        if unplaced := plan.get("unplaced"):
+            yield f"fits nowhere: {', '.join(map(str, unplaced))}"
 
     # --- curves --------------------------------------------------------------------------------------
 
@@ -155,11 +181,26 @@ class _Page:
             parts.append(Paragraph(f"{count} not finite, or beyond {figures.LARGEST:g}: gaps in the curves."))
         return parts
 
+    def _evaluations(self) -> list[Section]:
+        found = latest(self.run.history, evaluations=True)
+        kept = [(job, row) for job in self.run.jobs for row in found.get(job, ())]
+        if not kept:
+            return []
+        names = list(dict.fromkeys(name for _, row in kept for name in row["evaluation"]))
+        rows = []
+        for job, row in kept[-_EVALUATIONS:]:
+            values = [figures.number(row["evaluation"].get(name)) for name in names]
+            rows.append((job, row["step"] + 1, *(_NONE if value is None else value for value in values)))
+        title = (
+            "Evaluations" if len(rows) == len(kept) else f"The last {len(rows)} of {len(kept)} evaluations"
+        )
+        return [Table(title=title, columns=("job", "after steps", *names), rows=rows)]
+
     def _throughput(self) -> list[Section]:
         curves = {job: (figures.points(rows, "samples_per_s"), False) for job, rows in self.run.rows.items()}
         shown = []
         for job, rows in self.run.rows.items():
-            rate = figures.samples_per_s(rows, self.run.asked.get(job, {}).get("batch"))
+            rate = figures.samples_per_s(rows, self.run.wanted(job).get("batch"))
             if rate is not None:
                 shown.append((job, rate, f"{sum('seconds' in row for row in rows)} of {len(rows)}"))
         parts: list[Section] = [Heading("Throughput")]
@@ -195,20 +236,14 @@ class _Page:
         planned = timelines.planned(self.run.plan)
         if planned.spans:
             shown["planned"] = planned
-        if self.run.timeline is not None:
-            shown["measured"] = self.run.timeline
-        else:
-            found = timelines.measured(self.run.history, self.run.events, self.run.plan)
-            for place, timeline in enumerate(found):
-                shown["measured" if len(found) == 1 else f"measured, part {place + 1}"] = timeline
+        found = timelines.sittings(self.measured)
+        for place, timeline in enumerate(found):
+            shown["measured" if len(found) == 1 else f"measured, part {place + 1}"] = timeline
         parts: list[Section] = [Heading("Over time")]
         if not shown:
             return [*parts, Paragraph("Nothing was planned, and nothing has happened.")]
-        told = (
-            "The wheel zooms, dragging moves, a double click shows all; point at a span to learn what it is."
-        )
-        tracks = {track for timeline in shown.values() for track in timeline.tracks} - {timelines.EVENTS}
-        return [*parts, Paragraph(told), Gantt(timelines=shown, counted=tracks)]
+        tracks = {track for timeline in shown.values() for track in timelines.devices(timeline)}
+        return [*parts, Paragraph(HOW_TO), Gantt(timelines=shown, counted=tracks)]
 
     def _bytes(self) -> list[Section]:
         shown, curves = [], {}
@@ -285,7 +320,10 @@ class _Page:
         parts: list[Section] = [Heading("How to repeat it")]
         if isinstance(command, list) and command:
             parts.append(Code(shlex.join(str(word) for word in command)))
-        given = [f"Record.read({where!r}).jobs"]
+        sweeps, jobs = list(self.run.trials), f"Record.read({where!r}).jobs"
+        if sweeps:  # which are written down as the jobs that their trials are made from
+            jobs = f"[job for job in {jobs} if job.name in {self._plain_jobs()!r}]"
+        given = [jobs]
         given += [
             f"{name}={value!r}"
             for name, value in self.run.config.items()
@@ -298,15 +336,16 @@ class _Page:
             f"plait.run({', '.join(given)})",
         ]
         parts.append(Code("\n".join(lines)))
-        if self.run.sweeps:
-            names = ", ".join(self.run.sweeps)
-            parts.append(
-                Paragraph(f"Sweeps ({names}) are not among its jobs: ask for them as it was done here.")
-            )
+        if sweeps:
+            told = f"Sweeps ({', '.join(sweeps)}) are not among these: ask for them as it was done here."
+            parts.append(Paragraph(told))
         parts.append(Paragraph("To go on with it, where it was stopped or has failed:"))
         parts.append(Code(shlex.join(["plait", "run", "--resume", where])))
         parts.append(Paragraph("It was asked for with these settings:"))
         return [*parts, Code(json.dumps(self.run.config, indent=1, ensure_ascii=False))]
+
+    def _plain_jobs(self) -> list[str]:
+        return [job for job in self.run.asked if job in self.run.jobs]
 
 
 def _plots(

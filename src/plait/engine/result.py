@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from plait.engine.record import write_whole
 from plait.errors import FileError
 from plait.evaluation import Evaluated
 
@@ -51,9 +52,7 @@ class JobResult:
     def save(self, folder: Path) -> None:
         """Write it, whole or not at all."""
         plain = {**asdict(self), "weights": None if self.weights is None else self.weights.name}
-        part = folder / f"{FILE}.partial"
-        part.write_text(json.dumps(_finite({"format": FORMAT, **plain}), allow_nan=False) + "\n")
-        part.replace(folder / FILE)
+        write_whole(folder / FILE, json.dumps(_finite({"format": FORMAT, **plain}), allow_nan=False) + "\n")
 
     @classmethod
     def load(cls, folder: Path) -> JobResult | None:

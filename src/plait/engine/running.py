@@ -15,7 +15,7 @@ from __future__ import annotations
 import os
 import pickle
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -45,7 +45,7 @@ from plait.engine.supervisor import Supervisor
 from plait.engine.task import FILE, SELECTION, Compress, Task
 from plait.engine.telling import ATTEMPT_FILE
 from plait.engine.worker import ATTEMPT
-from plait.engine.workload import Workload
+from plait.engine.workload import Workload, being_read
 from plait.errors import FileError, UsageError
 from plait.job import Job, Strategy
 from plait.spill.progress import Show
@@ -121,7 +121,7 @@ def run(
         engine: ``"local"`` starts processes here, ``"ray"`` actors on a Ray cluster; or a launcher.
         directory: Of this run; None is a new one under ``runs``.
         resume: The directory of a run to go on with; only engine, limits, sinks and show may be given then.
-        dry_run: Plan, show the plan, and stop there.
+        dry_run: Plan, print the plan, and stop there.
         write: Plan, and write files by which Slurm, Kubernetes or torchrun start the same workers.
         strategy: For jobs that leave it open: ``"auto"`` takes the fastest that fits.
         compress: Bits of gradients on the wire (1 to 8, or ``"auto"``) wherever several devices share them;
@@ -135,9 +135,12 @@ def run(
         profiles: Where measured profiles are kept; None is the user's cache.
         show: None shows a table on a terminal and lines elsewhere; False nothing; a function gets the lines.
     """
-    if ATTEMPT in os.environ:
+    if (file := being_read.get()) is not None or ATTEMPT in os.environ:
+        who = (
+            "a worker reads a script for the functions of" if file is None else f"plait run reads {file} for"
+        )
         raise UsageError(
-            "plait.run is called where a worker reads a script for the functions of its jobs",
+            f"plait.run is called where {who} its jobs",
             setting="script",
             works="what runs jobs under: if __name__ == '__main__'",
         )
@@ -152,7 +155,7 @@ def run(
         return _go_on(Path(resume), engine, limits, sinks, show)
     if jobs is None:
         raise UsageError("there are no jobs to run", setting="jobs", works="plait.run([job])")
-    check(strategy, compress, save_every, engine, write)
+    check(strategy, compress, save_every, engine, write, max_slowdown)
     memory_bytes = None if memory is None else parse_bytes(memory, setting="memory")
     manner = Manner(save_every=save_every, max_slowdown=max_slowdown, memory_bytes=memory_bytes)
     return _set_out(
@@ -212,8 +215,11 @@ def _set_out(
         check_placed(made)
         jobs = {job.name: job for job in workload.jobs}
         tasks = compressed(tasks_of(made, jobs, workload.sweeps, asked.manner), asked.compress)
+        # A plan is what a dry run is for, so it goes where output goes, and not to where progress is shown.
+        aloud = asked.dry_run and asked.show is None
+        say: Callable[[str], object] = print if aloud else view.event
         for text in told(made, tasks):
-            view.event(text)
+            say(text)
         if asked.dry_run:
             return Run(directory=place, plan=made, results={}, report=None)
 
@@ -315,15 +321,19 @@ def _carry_out(
         ]
     )
     try:
-        results = supervisor.run()
-    finally:
-        taking.close()
-        view.end()
-    for job in record.jobs:  # of a run that goes on, what had finished before
-        kept = JobResult.load(record.folder(job.name))
-        if kept is not None and job.name not in results:
-            results[job.name] = kept
-    page = _report(record, view)
+        try:
+            results = supervisor.run()
+        finally:
+            taking.close()
+            view.end()
+        for job in record.jobs:  # of a run that goes on, what had finished before
+            kept = JobResult.load(record.folder(job.name))
+            if kept is not None and job.name not in results:
+                results[job.name] = kept
+        page = _report(record, view)
+    except (KeyboardInterrupt, SystemExit):  # asked once more, when all has been stopped or is about to be
+        view.event(f"go on with: plait run --resume {record.directory}")
+        raise
     return Run(
         directory=record.directory,
         plan=made,

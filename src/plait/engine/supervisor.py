@@ -19,12 +19,13 @@ from dataclasses import replace
 from types import FrameType
 from typing import Any
 
-from plait.destination import write_text
+from plait.burst.leftover import WORKER_VARIABLE
+from plait.burst.phases import RUN_VARIABLE
 from plait.engine.channel import BEAT_S, Board, Caller, Said
 from plait.engine.course import Attempt, Course, Limits
 from plait.engine.launcher import Launcher, Worker
 from plait.engine.live import View
-from plait.engine.record import Record
+from plait.engine.record import Record, write_whole
 from plait.engine.result import JobResult
 from plait.engine.retries import Failure, Retries
 from plait.engine.sinks import Sinks
@@ -40,6 +41,8 @@ _STARTING_S = 180.0
 _STALL_STEPS = 20
 _HEARING_S = 2.0
 """After the first worker of a task failed, how long the others may take to say why they did."""
+_MOST_HEARD = 1000
+"""Messages that are taken in at once: a worker that talks without end must not keep others waiting."""
 _STOPPING_S = 120.0
 """How long workers may take to come to a checkpoint once they are asked to stop."""
 
@@ -70,7 +73,8 @@ class Supervisor:
         }
         self._launcher, self._record, self._view, self._sinks = launcher, record, view, sinks
         self._limits, self._narrow = limits, narrow
-        self._token = secrets.token_hex(16)
+        self._token, self._name = secrets.token_hex(16), secrets.token_hex(8)
+        """What workers show, and by what they know those of this run."""
         self._asked = 0
         """How often this run was asked to stop."""
         self._asked_s: float | None = None
@@ -126,11 +130,10 @@ class Supervisor:
     def _stop(self) -> None:
         now = time.monotonic()
         if self._asked_s is None:
-            self._asked_s = now
+            self._asked_s, self._told_s = now, -math.inf
             self._event("stopping", "asked to stop: jobs end at a checkpoint; ask again to end at once")
         late = now - self._asked_s > _STOPPING_S
-        again = now - self._told_s > BEAT_S  # workers that had not begun yet are asked, too
-        self._told_s = now if again else self._told_s
+        again = self._is_due(now)
         for course in self._courses.values():
             if course.end is not None:
                 continue
@@ -140,10 +143,20 @@ class Supervisor:
             elif again:
                 self._board.tell(course.task.name, {"stop": True})
 
+    def _is_due(self, now: float) -> bool:
+        """Whether it is time to tell workers something again: those that had not begun yet hear it, too."""
+        due = now - self._told_s > BEAT_S
+        self._told_s = now if due else self._told_s
+        return due
+
     # --- starting -------------------------------------------------------------------------------------
 
     def _start(self) -> None:
         now = time.monotonic()
+        left = [course.task for course in self._courses.values() if course.end is None]
+        if all(task.priority == "background" for task in left) and self._is_due(now):
+            for task in left:
+                self._board.tell(task.name, {"alone": True})
         available: frozenset[str] | None = None
         for course in self._courses.values():
             if course.end is not None or course.attempt is not None or course.not_before_s > now:
@@ -186,7 +199,7 @@ class Supervisor:
         folder = self._record.task_folder(task.name)
         task.save(folder)
         for name in task.names:
-            write_text(self._record.folder(name) / ATTEMPT_FILE, f"{number}\n", setting="directory")
+            write_whole(self._record.folder(name) / ATTEMPT_FILE, f"{number}\n")
         address, port = self._launcher.meeting(task.devices[0])
         now = time.monotonic()
         workers: list[Worker] = []
@@ -218,6 +231,7 @@ class Supervisor:
 
     def _environment(self, task: Task, place: Place, situation: Situation) -> dict[str, str]:
         own = {**place.environment(), **situation.environment()}
+        own |= {RUN_VARIABLE: self._name, WORKER_VARIABLE: secrets.token_hex(8)}
         if task.priority == "foreground" and task.kind == "train":
             own["PLAIT_PUBLISH"] = "foreground"  # so that background work beside it knows when it must wait
         return own
@@ -225,14 +239,12 @@ class Supervisor:
     # --- hearing --------------------------------------------------------------------------------------
 
     def _hear(self) -> None:
-        """Take in what workers have said; waits a moment where nobody has."""
-        block = True
-        while True:
+        """Take in what workers have said, so much at a time; waits a moment where nobody has."""
+        for count in range(_MOST_HEARD):
             try:
-                said = self._board.inbox.get(timeout=_TICK_S) if block else self._board.inbox.get_nowait()
+                said = self._board.inbox.get_nowait() if count else self._board.inbox.get(timeout=_TICK_S)
             except queue.Empty:
                 return
-            block = False
             course = self._courses.get(said.caller.task)
             attempt = None if course is None else course.attempt
             if course is not None and attempt is not None and attempt.number == said.caller.attempt:
@@ -277,7 +289,9 @@ class Supervisor:
             codes = [worker.poll() for worker in attempt.workers]
             if all(code == 0 for code in codes):
                 self._hear_out(course)
-                if left := [name for name in self._expected(course) if self._result(course, name) is None]:
+                if left := [
+                    name for name in course.expected if course.result(name, self._record.folder(name)) is None
+                ]:
                     text = f"its workers ended as if all was done, and left no result of {', '.join(left)}"
                     self._fail(course, attempt.failed("raised", text))
                     continue
@@ -296,9 +310,11 @@ class Supervisor:
     def _hear_out(self, course: Course) -> None:
         """Take in what workers said before they ended, which may still be on its way."""
         until = time.monotonic() + _HEARING_S
-        while self._board.connected(course.task.name) and time.monotonic() < until:
+        more = True
+        while more and time.monotonic() < until:
+            more = self._board.connected(course.task.name)  # before hearing: what it said is there by then
             self._hear()
-        self._hear()
+            more = more or not self._board.inbox.empty()
 
     def _failure(
         self, course: Course, attempt: Attempt, codes: list[int | None], now: float
@@ -360,8 +376,8 @@ class Supervisor:
         found: dict[str, JobResult] = {}
         for course in self._courses.values():
             seconds = course.ended_s - (course.started_s or course.ended_s)
-            for name in sorted({*course.settled, *self._expected(course)}):
-                made = self._result(course, name)
+            for name in sorted({*course.settled, *course.expected}):
+                made = course.result(name, self._record.folder(name))
                 if made is None:
                     losses = tuple(row["loss"] for row in self._record.rows().get(name, ()) if "loss" in row)
                     end: Any = "failed" if course.end == "failed" else "stopped"
@@ -374,15 +390,6 @@ class Supervisor:
                 except (OSError, FileError) as error:  # what came of it is told all the same
                     self._view.event(f"{name}: its result is not written down: {error}")
         return found
-
-    def _expected(self, course: Course) -> tuple[str, ...]:
-        """The jobs of which there must be a result; what trials there are, only a search knows."""
-        return () if course.task.kind == "search" else course.task.names
-
-    def _result(self, course: Course, name: str) -> JobResult | None:
-        """What the workers say came of a job; what was left by a run that was stopped does not count."""
-        found = JobResult.load(self._record.folder(name))
-        return found if found is not None and (found.finished or name in course.settled) else None
 
     def _event(self, kind: str, text: str, course: Course | None = None, **facts: Any) -> None:
         job = None if course is None else course.task.name

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, Literal
 
-from plait.destination import write_text
+from plait.engine.record import write_whole
 from plait.errors import FileError
 from plait.job import Job, Priority
 
@@ -72,11 +72,7 @@ class Task:
 
     def save(self, folder: Path) -> None:
         """Write it where its workers look."""
-        write_text(
-            folder / FILE,
-            json.dumps({"format": FORMAT, **asdict(self)}, indent=1) + "\n",
-            setting="directory",
-        )
+        write_whole(folder / FILE, json.dumps({"format": FORMAT, **asdict(self)}, indent=1) + "\n")
 
     @classmethod
     def load(cls, folder: Path) -> Task:

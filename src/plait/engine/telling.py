@@ -35,6 +35,11 @@ class Teller:
         """Whether this worker was asked to stop."""
         return self._stop.is_set() or (self._line is not None and self._line.stop.is_set())
 
+    @property
+    def is_alone(self) -> bool:
+        """Whether nothing is left to do in the foreground."""
+        return self._line is not None and self._line.alone.is_set()
+
     def wait_for_stop(self) -> None:
         """Return once this worker is asked to stop."""
         while not self.should_stop:

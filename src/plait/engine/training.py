@@ -11,26 +11,29 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from plait.engine.recording import Recording
 from plait.engine.result import JobResult
 from plait.engine.task import SELECTION, Task
 from plait.engine.telling import Teller, resident_bytes
+from plait.engine.trials import save_trials
 from plait.job import Job
 
 if TYPE_CHECKING:
     from plait.progress import Result, Step
     from plait.spill.outcome import Outcome, Outcomes
+    from plait.spill.selection import Selection
 
 _REFERENCE_BITS = 4
 SPILL_FOLDER = "spill"
 """Where in a task's folder jobs live that take turns."""
 
 
-def carry_out(task: Task, folder: Path, teller: Teller) -> bool:
+def carry_out(task: Task, folder: Path, teller: Teller, recording: Recording) -> bool:
     """Do a task's work, or what is left of it; whether it is done, and not stopped before the end."""
     if task.kind != "train":
-        return _take_turns(task, folder, teller)
+        return _take_turns(task, folder, teller, recording)
     (job,) = task.read_jobs()
-    result = _train(task, job, teller)
+    result = _train(task, job, teller, recording)
     if result.finished and teller.rank == 0:
         _finish(task, job, result, teller)
     return result.finished
@@ -39,20 +42,26 @@ def carry_out(task: Task, folder: Path, teller: Teller) -> bool:
 # --- one job -------------------------------------------------------------------------------------------
 
 
-def _train(task: Task, job: Job, teller: Teller) -> Result:
-    common: dict[str, Any] = {
-        "resume": True,
-        "directory": teller.folder(job.name),
-        "save_every": task.save_every,
-        "should_stop": partial(_should_stop, job.name, task.workers, teller),
-    }
+def _train(task: Task, job: Job, teller: Teller, recording: Recording) -> Result:
+    def common(facts: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+        """What every trainer is given; ``facts`` are what the strategy adds to a step."""
+        asked = partial(_should_stop, job.name, task.workers, teller)
+        should_stop, on_step = recording.follow(job, asked, _on_step(job, teller, facts))
+        return {
+            "resume": True,
+            "directory": teller.folder(job.name),
+            "save_every": task.save_every,
+            "should_stop": should_stop,
+            "on_step": on_step,
+        }
+
     if task.strategy == "pipeline":
         from plait.pipeline.plan import PipelinePlan
         from plait.pipeline.training import train as train_in_stages
 
         pipeline_plan = PipelinePlan.from_json(task.plan)
         facts = {} if pipeline_plan.order.k is None else {"k": pipeline_plan.order.k}
-        return train_in_stages(job, pipeline_plan, **common, on_step=_on_step(job, teller, lambda: facts))
+        return train_in_stages(job, pipeline_plan, **common(lambda: facts), timeline=recording.details)
     if task.strategy == "burst":
         from plait.burst.burst_plan import BurstPlan
         from plait.burst.training import train as train_in_widths
@@ -70,29 +79,38 @@ def _train(task: Task, job: Job, teller: Teller) -> Result:
         if isinstance(task.compress, int):
             wide["bits"] = task.compress
         return train_in_widths(
-            job, burst_plan, **common, collective=collective, on_step=_on_step(job, teller, lambda: wide)
+            job, burst_plan, **common(lambda: wide), collective=collective, timeline=recording.details
         )
-    return _train_plainly(task, job, common, teller)
+    return _train_plainly(task, job, common, recording)
 
 
-def _train_plainly(task: Task, job: Job, common: dict[str, Any], teller: Teller) -> Result:
+def _train_plainly(
+    task: Task,
+    job: Job,
+    common: Callable[[Callable[[], dict[str, Any]]], dict[str, Any]],
+    recording: Recording,
+) -> Result:
     from plait import reference
 
     if task.compress is None or task.workers == 1:
-        return reference.train(job, **common, on_step=_on_step(job, teller, dict))
+        return reference.train(job, **common(dict))
     from plait import compress
 
     attached: list[Any] = []
 
     def attach(model: Any) -> None:
         # What was planned, or asked for, is done; only "auto" may find that it does not pay.
-        attached.append(compress.attach(model, bits=task.compress, decline=task.compress == "auto"))
+        attached.append(
+            compress.attach(
+                model, bits=task.compress, decline=task.compress == "auto", timeline=recording.details
+            )
+        )
 
     def facts() -> dict[str, Any]:
         total = attached[0].report().total
-        return {"bits": 32 / total.ratio, "wire_bytes": total.sent_bytes}  # of the whole attempt so far
+        return {"bits": 32 / total.ratio, "sent_bytes": total.sent_bytes}  # of the whole attempt so far
 
-    return reference.train(job, **common, attach=attach, on_step=_on_step(job, teller, facts))
+    return reference.train(job, **common(facts), attach=attach)
 
 
 def _on_step(job: Job, teller: Teller, facts: Callable[[], dict[str, Any]]) -> Callable[[Step], None] | None:
@@ -162,13 +180,18 @@ def _tell_evaluations(job: str, evaluations: Any, teller: Teller) -> None:
 # --- jobs that take turns ------------------------------------------------------------------------------
 
 
-def _take_turns(task: Task, folder: Path, teller: Teller) -> bool:
+def _take_turns(task: Task, folder: Path, teller: Teller, recording: Recording) -> bool:
     from plait.spill import fit, search
 
     told: dict[str, int] = {}
+    selection: Selection | None = None
+    if task.kind == "search":
+        selection = pickle.loads((folder / SELECTION).read_bytes())
 
     def on_step(job: str, done: int, loss: float) -> None:
         if done > told.get(job, 0):
+            if selection is not None and job not in told:
+                save_trials(folder, {name: trial.values for name, trial in dict(selection.trials).items()})
             told[job] = done
             teller.step(job, {"step": done - 1, "loss": loss if loss - loss == 0 else None})
 
@@ -179,11 +202,11 @@ def _take_turns(task: Task, folder: Path, teller: Teller) -> bool:
         "resume": True,
         "show": partial(print, flush=True),
         "on_step": on_step,
+        "timeline": recording.details,
     }
     threading.Thread(target=_interrupt, args=(teller,), name="plait-stop", daemon=True).start()
     try:
-        if task.kind == "search":
-            selection = pickle.loads((folder / SELECTION).read_bytes())
+        if selection is not None:
             outcomes: Outcomes = search(selection, **settings)
             if (best := selection.best) is not None:
                 chosen = ", ".join(f"{name} {value}" for name, value in best.values.items())

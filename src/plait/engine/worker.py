@@ -23,7 +23,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
+from plait.burst.leftover import WORKER_VARIABLE
 from plait.engine.channel import Caller, Line
+from plait.engine.launcher import end_marked
+from plait.engine.recording import Recording
 from plait.engine.task import Task
 from plait.engine.telling import Teller
 from plait.errors import FileError, NonfiniteError, PlaitError, TraceError, UsageError
@@ -89,6 +92,7 @@ def main(arguments: list[str] | None = None) -> int:
     stop = threading.Event()
     _listen_to_signals(stop)
     teller: Teller | None = None
+    recording: Recording | None = None
     try:
         situation = Situation.from_environment(os.environ)
         place = Place.from_environment()
@@ -104,12 +108,15 @@ def main(arguments: list[str] | None = None) -> int:
             from plait.engine.minding import mind
 
             return mind(task, folder, situation, teller)
+        recording = Recording(task, folder, attempt=situation.attempt, rank=place.rank)
         from plait.engine.training import carry_out
 
-        return 0 if carry_out(task, folder, teller) else EXIT_STOPPED
+        return 0 if carry_out(task, folder, teller, recording) else EXIT_STOPPED
     except (Exception, SystemExit, KeyboardInterrupt) as error:  # a job that leaves has not done its work
         return _failed(error, teller)
     finally:
+        if recording is not None:
+            recording.save()
         if teller is not None:
             teller.close()
 
@@ -139,6 +146,8 @@ def _lost(why: str) -> None:
 def _end_started() -> None:
     """End what this worker has started, which the engine would have done."""
     own = os.getpid()
+    if mark := os.environ.get(WORKER_VARIABLE):
+        end_marked(mark)
     if os.getpgrp() != own:
         return
     with suppress(FileNotFoundError):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,6 +13,8 @@ from plait.job import Job, read_jobs
 from plait.spill.selection import Selection
 
 _SWEEP = "sweep"
+being_read: ContextVar[Path | None] = ContextVar("being_read", default=None)
+"""The jobs file that this process is reading; a run that it starts meanwhile is not the one asked for."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,7 +51,11 @@ class Workload:
         """That of a jobs file: a .json that holds one job, or a .py whose ``jobs`` may hold sweeps, too."""
         if file.suffix != ".py" or not file.is_file():
             return cls.of(read_jobs(file))
-        module = load_file(file)
+        before = being_read.set(file)
+        try:
+            module = load_file(file)
+        finally:
+            being_read.reset(before)
         found = getattr(module, "jobs", None) or getattr(module, "job", None)
         if found is None:
             raise FileError(

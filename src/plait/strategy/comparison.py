@@ -24,7 +24,7 @@ from plait.strategy.codecs import Codecs
 from plait.strategy.data import automatic, compressed, plain
 from plait.strategy.demand import Demand
 from plait.strategy.figure import figure, milliseconds, readable
-from plait.strategy.option import LEAST_GAIN, Option, StrategyName
+from plait.strategy.option import LEAST_GAIN, WORTH_DEVICES, Option, StrategyName
 from plait.strategy.pipelined import pipelined
 from plait.strategy.site import Site
 from plait.strategy.spilled import spilled
@@ -41,7 +41,7 @@ class Comparison:
     demand: Demand
     options: tuple[Option, ...]
     chosen: Option | None
-    """The fastest that can be had; None where none can."""
+    """The fastest that can be had, or one on fewer devices that is hardly slower; None where none can."""
     why: str
     """One sentence, with the numbers."""
     changes: tuple[Change, ...] = ()
@@ -168,7 +168,7 @@ def concluded(
     beside = demand if background is None else background
     options = tuple(with_background(option, beside, site, jobs=jobs) for option in options)
     possible = [option for option in options if option.feasible]
-    chosen = min(possible, key=lambda option: option.weighed_ms) if possible else None
+    chosen = Option.preferred(possible) if possible else None
     found: tuple[Change, ...] = ()
     if chosen is None:
         found = changes(demand, site, list(dict.fromkeys(option.strategy for option in options)))
@@ -283,9 +283,11 @@ def _reason(demand: Demand, chosen: Option, options: Sequence[Option]) -> str:
     kin = [option for option in others if option.strategy != chosen.strategy] or others
     second = min(kin, key=lambda option: option.weighed_ms)
     less = [option for option in others if (option.step_ms or 0.0) < step_ms]
-    if less:  # compressed, for next to nothing
+    if less:  # compressed, or on more devices, for next to nothing
         near = min(less, key=lambda option: option.step_ms or 0.0)
         only = f"compressed gradients are preferred from {LEAST_GAIN:g} times as fast on"
+        if near.weighed_ms < chosen.weighed_ms:
+            only = f"more devices are preferred from {WORTH_DEVICES:g} times as fast on"
         return f"{head}; {near.name} would take {milliseconds(near.step_ms or 0.0)}, but {only}"
     factor = (second.step_ms or 0.0) / step_ms if step_ms else 1.0
     part, part_ms = max(

@@ -1,6 +1,6 @@
 """Data parallelism as options: every device has the whole model, gradients cross in fp32, 4 bits or auto.
 
-The step on k devices, for the k that makes it shortest:
+The step on k devices, for the k that makes it shortest (or a smaller one that makes it hardly longer):
 
     step = forward of the largest share + backward with its reductions (plait.strategy.overlap) + optimizer
 
@@ -107,7 +107,7 @@ def data_bytes(demand: Demand, count: int, *, feedback: bool = False) -> int:
 
 
 def _best(demand: Demand, site: Site, kind: _Kind, exactly: bool) -> Option:
-    """The option with the number of devices that makes the step shortest."""
+    """The option with the number of devices that makes the step shortest, or hardly longer with fewer."""
     profile, batch = demand.profile, demand.batch
     known = [len(site)] if exactly else candidates(len(profile.blocks), len(site), batch)
     counts = [count for count in known if kind.least <= count <= batch]
@@ -133,13 +133,8 @@ def _best(demand: Demand, site: Site, kind: _Kind, exactly: bool) -> Option:
     if not found:
         assert unknown is not None, "each is found or refused"
         raise unknown
-    best = min(found, key=_step)
+    best = Option.preferred(found)
     return best if unknown is None else replace(best, remarks=(*best.remarks, unknown.what))
-
-
-def _step(option: Option) -> float:
-    assert option.step_ms is not None, "what fits has a step"
-    return option.step_ms
 
 
 def _fits(demand: Demand, site: Site, count: int, kind: _Kind) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
@@ -16,6 +16,11 @@ Bits = int | Literal["auto"] | None
 LEAST_GAIN = 1.1
 """How many times faster compressed gradients must be than exact ones to be preferred. A prediction is off by
 about as much, and who did not ask for compression should not get other losses for nothing."""
+
+
+WORTH_DEVICES = 1.03
+"""How many times faster more devices must be than fewer to be preferred. Predictions are not that good, and
+each device is one more process that takes memory, starts, and may fail."""
 
 
 class Plan(Protocol):
@@ -71,6 +76,14 @@ class Option:
     def weighed_ms(self) -> float:
         """The step by which options are compared: gradients that are not exact must gain something."""
         return (self.step_ms or 0.0) * (1.0 if self.bits is None else LEAST_GAIN)
+
+    @staticmethod
+    def preferred(options: Iterable[Option]) -> Option:
+        """The fastest of options that can be had, or one on fewer devices that takes hardly longer."""
+        known = list(options)
+        bound_ms = WORTH_DEVICES * min(option.weighed_ms for option in known)
+        close = [option for option in known if option.weighed_ms <= bound_ms]
+        return min(close, key=lambda option: (option.devices, option.weighed_ms))
 
     @property
     def devices(self) -> int:

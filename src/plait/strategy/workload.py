@@ -60,6 +60,7 @@ class Placement:
             "strategy": self.option.strategy,
             "bits": self.option.bits,
             "step_ms": self.option.step_ms,
+            "wire_bytes": self.option.wire_bytes,
             "devices": list(self.devices),
             "start_ms": self.start_ms,
             "end_ms": self.end_ms,

@@ -10,8 +10,8 @@ from plait.timeline.span import Sample, Span, lanes, natural
 from plait.timeline.utilisation import IDLE, busy_tracks, coarser
 from plait.units import format_seconds
 
-GUTTER, PLOT = 170, 1010
-"""Where the time axis begins, and how long it is."""
+GUTTER = 170
+"""Where the time axis begins."""
 _ROW, _SPACE, _LINE, _TITLE = 18, 8, 40, 24
 _STEPS = 2_000
 

@@ -7,6 +7,7 @@
 
   const tip = document.createElement('div');
   tip.className = 'tip';
+  tip.setAttribute('role', 'status'); // read aloud as it changes
   document.body.append(tip);
 
   function made(name, attributes, text = '') {
@@ -38,9 +39,16 @@
     const names = plot.querySelector('.names');
     const left0 = +plot.getAttribute('x');
     const foot = +axis.dataset.foot;
-    const shapes = [...scaled.querySelectorAll('.span')].map((shape) => ({
-      x: +shape.getAttribute('x'), y: +shape.getAttribute('y'), w: +shape.getAttribute('width'), name: shape.dataset.name,
-    })).sort((a, b) => b.w - a.w);
+    const every = [...scaled.querySelectorAll('.span,.mark')].map((shape) => ({
+      shape,
+      x: +(shape.getAttribute('x') ?? shape.getAttribute('x1')),
+      y: +(shape.getAttribute('y') ?? shape.getAttribute('y1')),
+      w: +(shape.getAttribute('width') ?? 0),
+      name: shape.dataset.name,
+    }));
+    const shapes = every.filter((one) => one.w).sort((a, b) => b.w - a.w);
+    const heights = [...new Set(every.map((one) => one.y))].sort((a, b) => a - b);
+    const rows = heights.map((y) => every.filter((one) => one.y === y).sort((a, b) => a.x - b.x));
     const lines = [...scaled.querySelectorAll('.busy')].map((path) => ({
       top: +path.dataset.top,
       height: +path.dataset.height,
@@ -49,9 +57,11 @@
     const cursor = made('line', { class: 'cursor', y1: 20, y2: foot, x1: -1, x2: -1 });
     const marked = made('rect', { class: 'marked', y: 20, height: foot - 20, width: 0 });
     const told = new WeakMap();
-    let zoom = 1, left = 0, held = null, from = null, asked = false;
+    let zoom = 1, left = 0, held = null, from = null, asked = false, chosen = null;
     plot.append(marked, cursor);
     plot.setAttribute('tabindex', '0');
+    plot.setAttribute('role', 'application');
+    plot.setAttribute('aria-label', 'timeline: plus and minus zoom, left and right move, n and p go along the spans');
 
     function show() {
       asked = false;
@@ -102,11 +112,44 @@
       for (const line of lines) {
         if (y >= line.top - 2 && y <= line.top + line.height + 2) words.unshift(`${Math.round(100 * share(line, left + x / zoom))}% busy`);
       }
+      tell(words, event.clientX, event.clientY);
+    }
+    function tell(words, x, y) {
       tip.textContent = words.join('\n');
       tip.style.display = 'block';
-      const room = window.innerWidth - tip.offsetWidth - 8;
-      tip.style.left = `${Math.max(0, Math.min(event.clientX + 14, room))}px`;
-      tip.style.top = `${Math.max(0, Math.min(event.clientY + 16, window.innerHeight - tip.offsetHeight - 8))}px`;
+      tip.style.left = `${Math.max(0, Math.min(x + 14, window.innerWidth - tip.offsetWidth - 8))}px`;
+      tip.style.top = `${Math.max(0, Math.min(y + 16, window.innerHeight - tip.offsetHeight - 8))}px`;
+    }
+    function hush() {
+      tip.style.display = 'none';
+      cursor.setAttribute('x1', -1);
+      cursor.setAttribute('x2', -1);
+    }
+    function choose(one) { // as the pointer does, for whoever has none
+      if (chosen) chosen.shape.classList.remove('chosen');
+      chosen = one;
+      if (!one) return hush();
+      one.shape.classList.add('chosen');
+      const middle = one.x + one.w / 2;
+      if (middle < left || middle > left + width / zoom) go(zoom, middle - width / zoom / 2);
+      show();
+      one.shape.scrollIntoView({ block: 'nearest' });
+      const box = one.shape.getBoundingClientRect(), seen = ground.getBoundingClientRect();
+      tell([wordsOf(one.shape)], Math.min(Math.max(box.left, seen.left), seen.right), box.bottom - 12);
+    }
+    function near(its, x) {
+      return its.reduce((best, one) => (Math.abs(one.x + one.w / 2 - x) < Math.abs(best.x + best.w / 2 - x) ? one : best));
+    }
+    function along(by) {
+      if (!chosen) return across(0);
+      const its = rows.find((row) => row.includes(chosen));
+      choose(its[Math.min(Math.max(its.indexOf(chosen) + by, 0), its.length - 1)]);
+    }
+    function across(by) {
+      if (!rows.length) return;
+      const place = chosen ? rows.findIndex((row) => row.includes(chosen)) + by : 0;
+      const x = chosen ? chosen.x + chosen.w / 2 : left;
+      choose(near(rows[Math.min(Math.max(place, 0), rows.length - 1)], x));
     }
     function wordsOf(shape) { // the browser would show a title a second time
       const title = shape.querySelector('title');
@@ -156,20 +199,29 @@
       marked.setAttribute('width', 0);
       held = from = null;
     });
-    plot.addEventListener('pointerleave', () => {
-      tip.style.display = 'none';
-      cursor.setAttribute('x1', -1);
-      cursor.setAttribute('x2', -1);
-    });
+    plot.addEventListener('pointerleave', hush);
     plot.addEventListener('dblclick', () => go(1, 0));
+    plot.addEventListener('blur', () => choose(null));
+    const nearer = () => zoomAround(width / 2, 1.5), further = () => zoomAround(width / 2, 1 / 1.5), all = () => go(1, 0);
     plot.addEventListener('keydown', (event) => {
       const act = {
-        '+': () => zoomAround(width / 2, 1.5), '=': () => zoomAround(width / 2, 1.5), '-': () => zoomAround(width / 2, 1 / 1.5),
+        '+': nearer, '=': nearer, '-': further, Home: all, Escape: () => choose(null),
         ArrowLeft: () => go(zoom, left - width / zoom / 5), ArrowRight: () => go(zoom, left + width / zoom / 5),
-        Home: () => go(1, 0),
+        n: () => along(1), p: () => along(-1), ArrowDown: () => across(1), ArrowUp: () => across(-1),
       }[event.key];
-      if (act) { event.preventDefault(); act(); }
+      if (act && !event.ctrlKey && !event.metaKey && !event.altKey) { event.preventDefault(); act(); }
     });
+    const bar = document.createElement('div');
+    bar.className = 'zoom';
+    for (const [label, said, act] of [['+', 'zoom in', nearer], ['−', 'zoom out', further], ['all', 'show all', all]]) {
+      const button = document.createElement('button');
+      button.type = 'button';
+      button.textContent = label;
+      button.title = said;
+      button.addEventListener('click', act);
+      bar.append(button);
+    }
+    root.before(bar);
   }
 
   for (const root of document.querySelectorAll('svg.timeline')) bring(root);

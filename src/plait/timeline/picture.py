@@ -1,8 +1,9 @@
 """Timelines as a picture: SVG, and a page around it with zoom. Neither loads anything from anywhere.
 
 On a page the wheel zooms, dragging moves, dragging with shift zooms into what was marked, a double click
-shows all, and the pointer tells what it is over. Several timelines stand above each other on one time
-axis, each beginning at zero: the predicted above the measured.
+shows all, and the pointer tells what it is over; keys and buttons do the same. Several timelines stand above
+each other on one time axis, each beginning at zero: the predicted above the measured, and below each how many
+of its tracks are busy. Pictures are dark where whoever looks at them prefers that.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from plait.errors import UsageError
 from plait.page import text
-from plait.timeline.panel import GUTTER, PLOT, Panel
+from plait.timeline.panel import GUTTER, Panel
 from plait.timeline.span import Sample, Span, busy_ms, by_track, extent
 from plait.timeline.utilisation import IDLE
 from plait.units import format_seconds
@@ -26,7 +27,17 @@ from plait.units import format_seconds
 if TYPE_CHECKING:
     from plait.timeline.timeline import Timeline
 
-_WIDTH, _HEAD = 1200, 26
+HOW_TO = (
+    "The wheel zooms, dragging moves, dragging with shift zooms into a part, a double click shows all; point "
+    "at a span to learn what it is. By keyboard: + and - zoom, left and right move, n and p go along the "
+    "spans, up and down to other tracks, Home shows all."
+)
+"""What a reader of a page can do, in words."""
+
+WIDTH, NARROW = 1200, 960
+"""Of a picture on a page, and of one by itself."""
+_HEAD, _MARGIN = 26, 20
+_NARROWEST = 400
 _MOST = 20_000
 """Shorter spans beyond so many are not drawn: a browser would be slow with them."""
 _NAMES = 8
@@ -34,20 +45,27 @@ _NAMES = 8
 
 _STYLE = """
 .timeline text{font:12px system-ui,sans-serif;fill:#222}.timeline .title{font-weight:600}
-.timeline .small{font-size:11px;fill:#555}.timeline .tick{stroke:#ddd}
+.timeline .small{font-size:11px;fill:#555}.timeline .tick{stroke:#ddd}.timeline .back{fill:#fff}
 .timeline .name{font-size:10px;pointer-events:none}
 .timeline .span{stroke:#0005;stroke-width:.5;vector-effect:non-scaling-stroke}
 .timeline .busy{fill:#3572;stroke:#357;vector-effect:non-scaling-stroke}
 .timeline .count{fill:none;stroke:#357;vector-effect:non-scaling-stroke}
 .timeline .mark{stroke:currentColor;stroke-width:2;vector-effect:non-scaling-stroke}
+@media(prefers-color-scheme:dark){.timeline text{fill:#eee}.timeline .small{fill:#aaa}
+.timeline .tick{stroke:#333a44}.timeline .back{fill:#16191f}.timeline .span{stroke:#fff5}
+.timeline .busy{fill:#8bf3;stroke:#8bf}.timeline .count{stroke:#8bf}}
 """.strip()
 _PAGE_STYLE = """
 .timeline .plot{cursor:grab;touch-action:pan-y;outline:none}
-.timeline .plot:focus-visible .ground{stroke:#357}
+.timeline .plot:focus-visible .ground{stroke:#38c;stroke-width:2}
 .timeline .cursor{stroke:#c33;pointer-events:none}.timeline .marked{fill:#c332;pointer-events:none}
 .timeline .span:hover{stroke:#000;stroke-width:1.5}
+.timeline .span.chosen,.timeline .mark.chosen{stroke:#c33;stroke-width:2.5}
+.zoom{margin:.8em 0 -.6em}.zoom button{font:13px system-ui,sans-serif;min-width:2.2em;margin-right:.3em}
 .tip{position:fixed;z-index:1;display:none;max-width:40em;padding:.2em .6em;background:#222;color:#fff;
 border-radius:4px;font:13px system-ui,sans-serif;pointer-events:none;white-space:pre-line}
+@media(prefers-color-scheme:dark){.timeline .span:hover{stroke:#fff}.tip{background:#eee;color:#111}
+.timeline .cursor,.timeline .span.chosen,.timeline .mark.chosen{stroke:#f77}.timeline .marked{fill:#f772}}
 """.strip()
 
 
@@ -58,12 +76,17 @@ class Gantt:
     timelines: Mapping[str, Timeline]
     counted: Collection[str] | None = None
     """The tracks whose utilisation is drawn; None for all."""
+    width: int = WIDTH
+    """Letters keep their size."""
     style: ClassVar[str] = _PAGE_STYLE
 
     def __post_init__(self) -> None:
         if not self.timelines:
             works = '{"predicted": timeline}'
             raise UsageError("there is no timeline to draw", setting="timelines", works=works)
+        if self.width < _NARROWEST:
+            what = f"a picture of {self.width} is too narrow"
+            raise UsageError(what, setting="width", works=f"{_NARROWEST} or more")
 
     @property
     def html(self) -> str:
@@ -77,9 +100,8 @@ class Gantt:
 
     def svg(self) -> str:
         """The picture: tracks as rows, time from left to right, a colour a name, counters below."""
-        return _drawn(
-            {title: _Shown.of(timeline) for title, timeline in self.timelines.items()}, self.counted
-        )
+        shown = {title: _Shown.of(timeline) for title, timeline in self.timelines.items()}
+        return _drawn(shown, self.counted, self.width)
 
 
 def ticks(total_ms: float) -> list[tuple[float, str]]:
@@ -116,7 +138,8 @@ class _Shown:
         return self.end_ms - self.start_ms
 
 
-def _drawn(shown: Mapping[str, _Shown], counted: Collection[str] | None) -> str:
+def _drawn(shown: Mapping[str, _Shown], counted: Collection[str] | None, width: int) -> str:
+    plot = width - GUTTER - _MARGIN
     total_ms = max(one.total_ms for one in shown.values())
     every = [span for one in shown.values() for span in one.spans]
     kinds = _kinds({span.name for span in every})
@@ -126,49 +149,39 @@ def _drawn(shown: Mapping[str, _Shown], counted: Collection[str] | None) -> str:
     panels: list[Panel] = []
     y = float(_HEAD)
     for title, one in shown.items():
-        scale = PLOT / total_ms if total_ms else 1.0
+        scale = plot / total_ms if total_ms else 1.0
         panel = Panel(y=y, start_ms=one.start_ms, end_ms=one.end_ms, scale=scale)
         tracks = [track for track in by_track(one.spans) if counted is None or track in counted]
         if title:
             panel.title(_headline(title, shown, tracks))
-        if tracks and one.total_ms:
-            panel.busy(one.spans, tracks)
         rows = by_track(span for span in one.spans if id(span) in longest)
         for track in sorted(rows, key=lambda track: track not in tracks):  # what counts comes first
             panel.track(track, rows[track], colours)
+        if tracks and one.total_ms:
+            panel.busy(one.spans, tracks)
         panel.counters(one.samples)
         panels.append(panel)
         y = panel.y + 6
-    legend, height = _legend(every, kinds, places, y + 14)
+    legend, height = _legend(every, kinds, places, y + 14, width)
     if len(longest) < len(every):
         height += 20
         said = f"{len(every) - len(longest)} shorter spans are not drawn"
         legend.append(f'<text class="small" x="{GUTTER}" y="{height - 6:g}">{said}</text>')
     # Styles hold on a whole page, where another picture may give the same class another colour.
     scope = f"t{zlib.crc32(repr(places).encode())}"
-    return "\n".join(_framed(panels, legend, total_ms, y, height, scope, _fills(places, scope)))
-
-
-def _framed(
-    panels: Sequence[Panel],
-    legend: list[str],
-    total_ms: float,
-    foot: float,
-    height: float,
-    scope: str,
-    fills: str,
-) -> list[str]:
-    return [
-        f'<svg xmlns="http://www.w3.org/2000/svg" class="timeline {scope}" '
-        f'width="{_WIDTH}" height="{height:g}" viewBox="0 0 {_WIDTH} {height:g}">',
-        f"<style>{_STYLE}{fills}</style>",
-        f'<rect width="{_WIDTH}" height="{height:g}" fill="#fff"/>',
-        f'<g class="axis" data-foot="{foot:g}">',
-        *_axis(total_ms, foot),
+    titles = text(", ".join(title for title in shown if title))
+    lines = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" class="timeline {scope}" role="group" '
+        f'aria-label="timeline{": " * bool(titles)}{titles}" '
+        f'width="{width}" height="{height:g}" viewBox="0 0 {width} {height:g}">',
+        f"<style>{_STYLE}{_fills(places, scope)}</style>",
+        f'<rect class="back" width="{width}" height="{height:g}" fill="#fff"/>',
+        f'<g class="axis" data-foot="{y:g}">',
+        *_axis(total_ms, y, plot),
         "</g>",
         *(label for panel in panels for label in panel.labels),
-        f'<svg class="plot" x="{GUTTER}" y="0" width="{PLOT}" height="{foot:g}" data-ms="{total_ms!r}">',
-        f'<rect class="ground" width="{PLOT}" height="{foot:g}" fill="#fff" fill-opacity="0"/>',
+        f'<svg class="plot" x="{GUTTER}" y="0" width="{plot}" height="{y:g}" data-ms="{total_ms!r}">',
+        f'<rect class="ground" width="{plot}" height="{y:g}" fill="#fff" fill-opacity="0"/>',
         '<g class="scaled">',
         *(shape for panel in panels for shape in panel.shapes),
         '</g><g class="names">',
@@ -177,6 +190,7 @@ def _framed(
         *legend,
         "</svg>",
     ]
+    return "\n".join(lines)
 
 
 def _headline(title: str, shown: Mapping[str, _Shown], tracks: Sequence[str]) -> str:
@@ -211,16 +225,23 @@ def kind_of(name: str) -> str:
 
 def _fills(places: Mapping[str, int], scope: str) -> str:
     # Steps of the golden angle keep neighbouring names far apart on the colour wheel.
-    hues = {kind: f"hsl({place * 137.508 % 360:.0f} 60% 70%)" for kind, place in places.items()}
-    if IDLE in hues:
-        hues[IDLE] = "#f2f2f2"
-    return "".join(f".{scope} .f{places[kind]}{{fill:{hue};color:{hue}}}" for kind, hue in hues.items())
+    hues = {kind: f"{place * 137.508 % 360:.0f}" for kind, place in places.items()}
+    light = {kind: f"hsl({hue} 60% 70%)" for kind, hue in hues.items()}
+    dark = {kind: f"hsl({hue} 45% 28%)" for kind, hue in hues.items()}
+    if IDLE in places:
+        light[IDLE], dark[IDLE] = "#f2f2f2", "#23262d"
+
+    def rules(colours: Mapping[str, str]) -> str:
+        named = ((places[kind], colour) for kind, colour in colours.items())
+        return "".join(f".{scope} .f{place}{{fill:{colour};color:{colour}}}" for place, colour in named)
+
+    return f"{rules(light)}@media(prefers-color-scheme:dark){{{rules(dark)}}}"
 
 
-def _axis(total_ms: float, foot: float) -> list[str]:
+def _axis(total_ms: float, foot: float, plot: int) -> list[str]:
     parts = []
     for ms, label in ticks(total_ms):
-        x = GUTTER + ms / total_ms * PLOT
+        x = GUTTER + ms / total_ms * plot
         parts.append(
             f'<line class="tick" x1="{x:.2f}" x2="{x:.2f}" y1="{_HEAD - 6}" y2="{foot:g}"/>'
             f'<text class="small time" x="{x:.2f}" y="14" text-anchor="middle">{label}</text>'
@@ -229,7 +250,7 @@ def _axis(total_ms: float, foot: float) -> list[str]:
 
 
 def _legend(
-    spans: Sequence[Span], kinds: Mapping[str, str], places: Mapping[str, int], y: float
+    spans: Sequence[Span], kinds: Mapping[str, str], places: Mapping[str, int], y: float, most: int
 ) -> tuple[list[str], float]:
     sums: defaultdict[str, float] = defaultdict(float)
     for span in spans:
@@ -239,7 +260,7 @@ def _legend(
     for kind, place in places.items():
         said = f"{kind} {format_seconds(sums[kind] / 1e3)}" if sums[kind] else kind
         width = 7 * len(said) + 34
-        if x + width > _WIDTH and x > GUTTER:
+        if x + width > most and x > GUTTER:
             x, y = float(GUTTER), y + 20
         parts.append(
             f'<rect class="f{place}" x="{x:.0f}" y="{y - 10:.0f}" width="12" height="12"/>'

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from plait.errors import UsageError
-from plait.page import page
+from plait.page import Paragraph, page
 from plait.timeline import compare, drawing, file, perfetto, picture, span
 from plait.timeline.recorder import Recorder
 from plait.timeline.span import Sample, Span
@@ -164,19 +164,34 @@ class Timeline(Recorder):
         """Read what ``save`` wrote; a file that is not so is an error that names the field."""
         return cls.from_json(file.read(path), source=str(path))
 
-    def export(self, path: str | Path) -> None:
+    def export(
+        self, path: str | Path, *, predicted: Timeline | None = None, width: int | None = None
+    ) -> None:
         """Write the timeline for other eyes, by the ending of the name.
 
         ``.svg`` is a static picture, ``.html`` a page with that picture and zoom that loads nothing
-        from anywhere, ``.json`` a trace for https://ui.perfetto.dev or ``chrome://tracing``.
+        from anywhere, ``.json`` a trace for https://ui.perfetto.dev or ``chrome://tracing``. With
+        ``predicted``, that one stands above this one, which is then called measured, on one time axis;
+        the lines below them count the tracks that both have. ``width`` is that of the picture: by
+        default 960 in a file of its own, so that letters can be read where a text has it, and 1200 on a page.
         """
+        both = {"": self} if predicted is None else {"predicted": predicted, "measured": self}
+        # What only one of two has, such as the wires of a simulation, does not count as busy or idle.
+        shared = set.intersection(*(set(timeline.tracks) for timeline in both.values())) or None
         ending = Path(path).suffix
+        if width is None:
+            width = picture.NARROW if ending == ".svg" else picture.WIDTH
+        drawn = picture.Gantt(timelines=both, counted=shared, width=width)
         if ending == ".svg":
-            text = picture.Gantt(timelines={"": self}).svg()
+            text = drawn.svg()
         elif ending == ".html":
-            text = page(Path(path).stem, [picture.Gantt(timelines={"": self})])
+            text = page(Path(path).stem, [Paragraph(picture.HOW_TO), drawn])
         elif ending == ".json":
-            text = file.dumps(perfetto.trace(self.spans, self.samples))
+            whole = self
+            if predicted is not None:
+                begins_ms = [-timeline.start_ms for timeline in both.values()]
+                whole = Timeline.merge([predicted, self], offsets_ms=begins_ms, names=list(both))
+            text = file.dumps(perfetto.trace(whole.spans, whole.samples))
         else:
             raise UsageError(
                 f"no picture or trace has names that end in {ending!r}",
