@@ -1,4 +1,4 @@
-# make run     set up, then train a small workload (plait demo: one act a strand)
+# make run     set up, then train a small workload by strategies that plait picks (plait demo run)
 # make test    set up, then ruff, mypy and the tests
 # make bench   the benchmarks (quick)     make soak   the long fault loops     make clean
 # make docs    the documentation as a site, in build/docs

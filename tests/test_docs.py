@@ -16,7 +16,7 @@ PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").r
 FENCE = re.compile(r"^```(\w+)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\[[^\]]+\]\(([^)#\s]+)(?:#[^)]*)?\)")
 SETS_UP = {"make", "pip", ".venv/bin/python"}
-"""Commands that set up a machine or develop plait: `make test` runs this, `make run` runs ``plait demo``."""
+"""Commands that set up a machine or develop plait: `make test` runs this, `make run` ``plait demo run``."""
 
 TIMED = [["plait", "bench"], ["plait", "lab", "check"]]
 """Commands that end with 1 where a measurement falls short, as on a busy machine."""

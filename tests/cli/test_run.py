@@ -7,6 +7,7 @@ import pytest
 from typer.testing import CliRunner
 
 from plait.cli.app import app
+from plait.cluster import Cluster
 from plait.errors import FileError, UsageError
 
 JOBS = """
@@ -73,6 +74,15 @@ def test_what_is_planned_can_be_looked_at_or_written_for_others(jobs, tmp_path):
     done = run("jobs.py", "--emit", "torchrun", "--directory", "runs/written")
     assert done.exit_code == 0, done.output
     assert (tmp_path / "runs/written/tasks/good/torchrun.sh").is_file()
+
+
+def test_files_are_written_for_hosts_on_which_nothing_can_be_started_from_here(jobs, tmp_path):
+    Cluster.uniform(hosts=2, memory="4GiB", bandwidth="10gbit", latency="50us").save(tmp_path / "two.toml")
+    asked = (jobs("good"), "--cluster", str(tmp_path / "two.toml"), "--strategy", "burst")
+    done = run(*asked, "--emit", "slurm", "--directory", "runs/two")
+    assert done.exit_code == 0, done.output
+    assert (tmp_path / "runs/two/tasks/good/slurm.sh").is_file()
+    assert isinstance(run(*asked).exception, UsageError)
 
 
 def test_a_file_that_runs_its_jobs_while_it_is_read_is_refused(jobs, tmp_path):

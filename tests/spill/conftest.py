@@ -65,7 +65,8 @@ class ShiftingStore:
     def expect(self, upcoming):
         for requests in upcoming:
             for request in requests:
-                assert request.key in self.sizes, f"{request.key} is expected, and not defined"
+                size = self.sizes.get(request.key, request.nbytes)
+                assert size > 0, f"{request.key} is expected, and neither defined nor of a size that is told"
 
     def request(self, requests):
         assert not self._leased, "one lease at a time"

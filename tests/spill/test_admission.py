@@ -149,6 +149,52 @@ def test_reading_ahead_takes_no_room_from_what_is_needed_sooner(make):
         assert store.statistics().read_bytes - before <= 3 * P, "nothing is read twice"
 
 
+def test_reading_ahead_leaves_room_for_what_is_to_be_made(make):
+    """Four pages; two are made first, so of three that are read afterwards two have room."""
+    store = make(pages=4)
+    define(store, "abcdefg")
+    write(store, a="a", b="b", c="c")
+    write(store, d="d", e="e", f="f", g="g")
+    made = Request("job/made", "write", 2 * P)
+    store.expect([[made], *([Request(f"job/{name}", "read")] for name in "abc")])
+    until(store, lambda figures: figures.read_bytes == 2 * P)
+    store.define(segment("job/made", pages=2, persistent=False))
+    lease(store, made="write").release()
+    assert read(store, "a", "b") == "ab"
+    assert store.statistics().read_bytes == 2 * P, "neither left before it was used"
+
+
+def test_what_was_read_ahead_does_not_leave_for_what_is_read_ahead(make):
+    """Two pages: what b was read for still comes, though c now comes before it."""
+    store = make(pages=2)
+    define(store, "abcd")
+    write(store, a="a", b="b")
+    write(store, c="c", d="d")
+    soon = {name: [Request(f"job/{name}", "read")] for name in "abc"}
+    store.expect([soon["a"], soon["b"]])
+    until(store, lambda figures: figures.read_bytes == 2 * P)
+    store.expect([soon["a"], soon["c"], soon["b"]])
+    assert store.missing_bytes([*soon["a"], *soon["b"]]) == 0
+    store.expect([soon["a"], soon["c"]])
+    until(store, lambda figures: figures.read_bytes == 3 * P)
+    assert store.missing_bytes(soon["b"]) == P, "nothing needs it any more"
+
+
+def test_scratch_in_use_is_not_written_behind(make):
+    """All that is not in use, and not needed soon, is written while there is more than memory holds."""
+    store = make(pages=4)
+    define(store, "bcdef")
+    define(store, "a", persistent=False)
+    store.expect([[Request("job/a", "read")]])
+    write(store, a="a", b="b")
+    with lease(store, a="read"):
+        write(store, c="c")
+        write(store, d="d")
+        store.commit("job", {}).result(SOON_S)
+        assert store.statistics().written_bytes == 3 * P
+    until(store, lambda figures: figures.written_bytes == 4 * P)
+
+
 def test_a_broken_promise_is_told_to_all_and_the_store_can_be_closed(make, monkeypatch):
     store = make(pages=2)
     define(store, "ab")

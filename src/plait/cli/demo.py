@@ -1,4 +1,4 @@
-"""``plait demo``: what `make run` runs."""
+"""``plait demo``: acts that show plait at work; `make run` plays the last one, ``run``."""
 
 from __future__ import annotations
 
@@ -11,7 +11,10 @@ from plait.errors import UsageError
 
 
 def demo(
-    act: Annotated[str | None, typer.Argument(help="One act by name; default: all.")] = None,
+    act: Annotated[
+        str | None,
+        typer.Argument(help="One act: chain, compress, spill, pipeline, burst or run; default: all."),
+    ] = None,
     directory: Annotated[Path, typer.Option(help="Where timelines and reports go.")] = Path("runs/demo"),
 ) -> None:
     """Show plait at work: small real runs, a minute or two on two cores."""

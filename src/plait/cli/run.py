@@ -186,11 +186,12 @@ def _tell(done: Run, as_json: bool) -> None:
         page = None if done.report is None else str(done.report)
         print_json(
             {
-                "format": "plait.run/1",
+                "format": "plait.run.result/1",
                 "directory": str(done.directory),
                 "report": page,
                 "plan": plan,
                 "jobs": results,
+                "interrupted": done.interrupted,
             }
         )
         return

@@ -64,8 +64,10 @@ def launcher_of(
     devices: int | None,
     memory_bytes: int | None,
     directory: Path,
+    *,
+    starts: bool = True,
 ) -> tuple[Launcher, Cluster]:
-    """Who starts workers, and on what."""
+    """Who starts workers, and on what; where it ``starts`` none, the cluster may be anywhere."""
     if cluster is not None and devices is not None:
         cluster = cluster.take(devices)
     if cluster is not None and memory_bytes is not None:
@@ -87,7 +89,7 @@ def launcher_of(
             parent for parent in (directory.resolve(), *directory.resolve().parents) if parent.is_dir()
         )
         cluster = this_machine(devices=devices, memory_bytes=memory_bytes, directory=nearest)
-    if len(cluster.hosts) > 1:
+    if len(cluster.hosts) > 1 and starts:
         raise UsageError(
             f"the local engine is for this machine alone, and the cluster has {len(cluster.hosts)} hosts",
             setting="engine",

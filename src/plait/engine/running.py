@@ -207,7 +207,8 @@ def _set_out(
     place = new_directory(workload) if directory is None else Path(directory)
     Record.check_free(place)
     chosen(asked.sinks, place / "tensorboard")  # refused, if they are, before anything is done
-    launcher, known = launcher_of(engine, cluster, devices, asked.manner.memory_bytes, place)
+    starts = not asked.dry_run and asked.write is None
+    launcher, known = launcher_of(engine, cluster, devices, asked.manner.memory_bytes, place, starts=starts)
     with closing(launcher):
         view = View(asked.show)
         view.event(f"planning for {len(known.devices)} devices")

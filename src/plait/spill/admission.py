@@ -187,6 +187,7 @@ class Admission:
         for holding, mode in wants.items():
             holding.holders += 1
             holding.writer = mode != "read"
+            holding.ahead = False
             self._movement.hurry(holding, DEMAND)
         return "over"
 
@@ -248,21 +249,23 @@ class Admission:
         return unwanted
 
     def _kept(self, uses: Mapping[str, Use]) -> set[str]:
-        """Beside what is held, the next ones in order that memory has room for."""
-        held = [h for h in self._holdings.values() if h.holders]
-        room = self._movement.arena.space.nbytes - sum(h.segment.nbytes for h in held)
-        known = (self._holdings[key] for key in uses if key in self._holdings)
-        return kept(((h.segment.key, h.segment.nbytes) for h in known if not h.holders), room)
+        """Beside what is held, the next ones in order that memory has room for, those to be made too."""
+        held = {h.segment.key: h for h in self._holdings.values() if h.holders}
+        room = self._movement.arena.space.nbytes - sum(h.segment.nbytes for h in held.values())
+        return kept(((key, self._size(key, use)) for key, use in uses.items() if key not in held), room)
+
+    def _size(self, key: str, use: Use) -> int:
+        return self._holdings[key].segment.nbytes if key in self._holdings else use.nbytes
 
     def _read_ahead(self, uses: Mapping[str, Use], keep: set[str]) -> None:
-        """Bring in what comes next, in its order, instead of nothing that is needed sooner."""
+        """Bring in what comes next, in its order; nothing leaves that is needed sooner, or came ahead."""
         space = self._movement.arena.space
         moving = [h for h in self._holdings.values() if h.state in ("reserved", "loading") and not h.holders]
         count, nbytes = len(moving), sum(h.segment.nbytes for h in moving)
         for key, use in uses.items():
             if count >= _AHEAD_MOST or (count >= _AHEAD_LEAST and nbytes >= _AHEAD_BYTES):
                 return
-            holding = self._holdings[key] if key in keep else None
+            holding = self._holdings.get(key) if key in keep else None
             if holding is None or holding.state != "absent" or holding.trouble is not None:
                 continue
             if use.mode == "write" or not holding.filled:
@@ -272,11 +275,15 @@ class Admission:
             if plan is None:
                 return
             self._movement.bring(plan, blank={holding: False}, priority=AHEAD)
+            holding.ahead = True
             count, nbytes = count + 1, nbytes + holding.segment.nbytes
 
     def _needed_after(self, use: Use, uses: Mapping[str, Use]) -> list[Occupant[Holding]]:
         later = (h for h in self._idle() if _position(uses.get(h.segment.key)) > use.position)
-        return [_occupant(h, uses) for h in later if h.trouble is None]
+        # Jobs take their units at their own pace, so what seems to be needed first changes from unit to unit:
+        # what was read for one job would leave for another's, and be read again, for ever.
+        idle = (h for h in later if not (h.ahead and h.segment.key in uses))
+        return [_occupant(h, uses) for h in idle if h.trouble is None]
 
     def _write_behind(self, uses: Mapping[str, Use], keep: set[str]) -> None:
         """Write what is due or leaving; and what will have to leave soon, so that it can then go at once."""
@@ -289,7 +296,9 @@ class Admission:
             return
         under_way = sum(h.saving for h in self._holdings.values())
         idle = (h for h in dirty if h.state == "present" and h.transfer is None and h.trouble is None)
-        later = [(_position(uses.get(h.segment.key)), h) for h in idle if h.segment.key not in keep]
+        # Scratch in use may be dropped right after.
+        might = (h for h in idle if h.segment.persistent or not h.holders)
+        later = [(_position(uses.get(h.segment.key)), h) for h in might if h.segment.key not in keep]
         for position, holding in sorted(later, key=lambda item: -item[0]):
             if under_way >= _BEHIND_MOST or position < 0:  # somebody waits for it, perhaps to change it
                 return

@@ -21,6 +21,8 @@ class Use:
     position: int
     """Which unit from now."""
     mode: Mode
+    nbytes: int = 0
+    """The room that it will take, where it is not defined yet."""
 
 
 class Foresight:
@@ -44,7 +46,8 @@ class Foresight:
             self._uses = {}
             for position, requests in enumerate(self.units):
                 for request in requests:
-                    self._uses.setdefault(request.key, Use(position, request.mode))
+                    if request.key not in self._uses:
+                        self._uses[request.key] = Use(position, request.mode, request.nbytes)
         first = {key: Use(-1, mode) for unit in waiting for key, mode in unit.items()}
         return {**first, **self._uses, **first} if first else self._uses
 

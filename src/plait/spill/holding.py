@@ -72,6 +72,8 @@ class Holding:
     """Those that get its room when it has left."""
     wants_content: bool = False
     """It is to be loaded once its room is free."""
+    ahead: bool = False
+    """It was read before anybody asked for it, and nobody has had it since."""
     used_at: int = 0
     """Counts releases: the larger, the later it was last used."""
 

@@ -94,3 +94,5 @@ class Request:
 
     key: str
     mode: Mode
+    nbytes: int = 0
+    """The room that it will take, where it is announced before it is defined."""

@@ -223,7 +223,7 @@ class Store:
     def expect(self, upcoming: Sequence[Sequence[Request]]) -> None:
         """Say what will be requested, in which order; it replaces what was said before.
 
-        Keys that are not known, or not yet, are allowed.
+        Keys that are not known, or not yet, are allowed; where their size is told, room is left for them.
         """
         with self._guard.changing():
             self._admission.expect(upcoming)

@@ -18,7 +18,7 @@ from plait.spill.outcome import End
 from plait.spill.plan import SpillPlan
 from plait.spill.progress import Row
 from plait.spill.segment import Request
-from plait.spill.units import Head, Phase, Unit, next_unit, requests, step_order, upcoming
+from plait.spill.units import Head, Phase, Unit, next_unit, requests, scratch_for, step_order, upcoming
 
 _NEAR = 4
 """Units of which all is told in advance."""
@@ -85,7 +85,7 @@ class Task:
         return requests(self.description, self.plan, unit, self.head)
 
     def upcoming(self) -> list[tuple[Request, ...]]:
-        """What its units need, this step and the next one; of units far off, only what lasts."""
+        """What its units need, this step and the next one; of units far off, what every step needs."""
         return self._for_head("upcoming", self._upcoming)
 
     def _upcoming(self) -> list[tuple[Request, ...]]:
@@ -98,15 +98,26 @@ class Task:
 
     @cached_property
     def _cycle(self) -> list[tuple[Request, ...]]:
-        """What the units of a step need of what lasts; the optimizer's state is there after the first one."""
+        """What the units of a step need, as far as it is the same in every one, and what they make.
+
+        The optimizer's state is there after the first step; what a backward needs of what its forward left is
+        taken to be all of it.
+        """
         home, found = homes(self.description, self.plan), []
+        head, counts = Head(job=self.name, stage="step"), range(len(self.description.micro_batches))
         for phase, shard in self._order:
             if phase == "update":
                 keys = [key for pair in home.update_keys(shard) for key in pair if key is not None]
+                keys += [f"{self.name}/grads/{shard}"] if self.description.clips else []
                 found.append(tuple(Request(key, "change") for key in keys))
-            else:
-                keys = [*home.parameter_keys(shard), *home.buffer_keys(shard)]
-                found.append(tuple(Request(key, "read") for key in keys))
+                continue
+            keys = [*home.parameter_keys(shard), *home.buffer_keys(shard)]
+            keys += [f"{self.name}/value/{p.name}/{m}" for p in home.reads[shard] for m in counts]
+            if phase == "backward":
+                keys += [f"{self.name}/{kind}/{shard}/{m}" for kind in ("saved", "before") for m in counts]
+            made = scratch_for(self.description, self.plan, Unit(self.name, 0, phase, shard), head)
+            read = (Request(key, "read") for key in keys)
+            found.append((*read, *(Request(segment.key, "write", segment.nbytes) for segment in made)))
         return found
 
     def _for_head(self, name: str, make: Callable[[], Result]) -> Result:

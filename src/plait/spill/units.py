@@ -345,7 +345,7 @@ def cast_before(home: Homes, head: Head, s: int) -> list[str]:
 def upcoming(description: Description, plan: Plan, head: Head, count: int) -> list[tuple[Request, ...]]:
     """The requests of the next units, as far as they can be told now, for the store to look ahead.
 
-    Scratch that is not written yet is left out: there is nothing to bring in.
+    Scratch that is not written yet is there with its size where it is made, for it will need room.
     """
     found: list[tuple[Request, ...]] = []
     written, home = set(head.scratch), homes(description, plan)
@@ -365,8 +365,10 @@ def upcoming(description: Description, plan: Plan, head: Head, count: int) -> li
         if unit.phase == "backward" and unit.shard not in head.references:  # its forward is still to come
             likely = tuple(home.parameter_keys(unit.shard))
             known = replace(head, references={**head.references, unit.shard: likely})
+        new = {segment.key: segment.nbytes for segment in scratch_for(description, plan, unit, known)}
         wanted = requests(description, plan, unit, known)
-        found.append(tuple(r for r in wanted if _is_persistent(r.key) or r.key in written))
+        there = (r for r in wanted if _is_persistent(r.key) or r.key in written or r.key in new)
+        found.append(tuple(Request(r.key, r.mode, new.get(r.key, 0)) for r in there))
         position += 1
         if position == end:
             position, step, written = 0, step + (head.stage == "step"), set()
