@@ -25,20 +25,23 @@ def test_placements_are_those_of_the_plan():
     ]
 
 
-def test_planned_bytes_are_those_on_as_many_devices():
-    made = planned("gpt")  # alone, as its comparison has it
-    (alone,) = placements(made.to_json())
-    assert alone.wire_bytes == made.placements[0].option.wire_bytes > 0
-    for beside in placements(planned("gpt", "small").to_json()):
-        assert len(beside.devices) == 2
-        assert beside.wire_bytes is None  # the comparison is of four
+def test_planned_bytes_are_those_of_the_placement():
+    made = planned("gpt", "small")
+    for found, placement in zip(placements(made.to_json()), made.placements, strict=True):
+        assert len(found.devices) == 2
+        assert found.wire_bytes == placement.option.wire_bytes > 0
 
 
-def test_planned_bytes_are_a_placements_own_where_it_has_them():
-    data = planned("gpt", "small").to_json()
-    for place, one in enumerate(data["ways"][0]["placements"]):
-        one["wire_bytes"] = 1000 + place
-    assert [one.wire_bytes for one in placements(data)] == [1000, 1001]
+def test_a_plan_that_does_not_say_what_is_sent_has_it_from_its_comparison():
+    def without(*names):
+        data = planned(*names).to_json()
+        for one in data["ways"][0]["placements"]:
+            del one["wire_bytes"]
+        return placements(data)
+
+    (alone,) = without("gpt")
+    assert alone.wire_bytes == planned("gpt").placements[0].option.wire_bytes
+    assert [one.wire_bytes for one in without("gpt", "small")] == [None, None]  # the comparison is of four
 
 
 @pytest.mark.parametrize("plan", [{}, {"ways": []}, {"ways": None}, {"ways": [{}]}])

@@ -49,7 +49,7 @@ def lives(pid):
         return False
 
 
-def until(found, what, seconds=60):
+def until(found, what, seconds=240):
     end = time.monotonic() + seconds
     while not (value := found()):
         assert time.monotonic() < end, f"{what} has not come about in {seconds} s"

@@ -75,7 +75,8 @@ def test_spilled_jobs_and_a_sweep_end_with_the_bits_of_plain_training(go, tmp_pa
     assert len(trials) == 2
     assert all(done[name].finished for name in trials)
     tried = json.loads((done.directory / "tasks" / "swept-sweep" / "trials.json").read_text())["trials"]
-    assert sorted(values["optimizer.lr"] for values in tried.values()) == [0.05, 0.1]
+    assert set(tried) == set(trials)
+    assert all(values["optimizer.lr"] in (0.1, 0.05) for values in tried.values())
 
 
 def test_a_worker_that_is_killed_goes_on_from_its_checkpoint_to_the_same_bits(go, tmp_path):
