@@ -6,7 +6,7 @@ torchrun --nproc-per-node 2 examples/huggingface.py --pipeline     # half of the
 
 The model's loss is the mean over the hidden letters, of which every row has another number. The job says so
 with its weight: however a batch is cut, the parts then add up to the loss of the whole. The model begins with
-random weights, so there is nothing to download; ``pip install 'plait[hf]'`` brings its code.
+random weights, so there is nothing to download; ``pip install transformers`` brings its code.
 """
 
 import argparse

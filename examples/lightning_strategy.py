@@ -3,7 +3,7 @@
 python examples/lightning_strategy.py
 python examples/lightning_strategy.py --bits 32      # uncompressed, for comparison
 
-All that plait adds is the strategy. ``pip install 'plait[lightning]'`` brings Lightning.
+All that plait adds is the strategy. ``pip install lightning`` brings Lightning.
 """
 
 import argparse

@@ -4,7 +4,7 @@
     python examples/text.py
 
 Three jobs: a character model of our own, the same with dropout on a schedule, and an unmodified Hugging
-Face GPT-2 (``pip install 'plait[hf]'``) that computes its own loss.
+Face GPT-2 (``pip install transformers``) that computes its own loss.
 """
 
 from functools import partial

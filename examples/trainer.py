@@ -3,7 +3,7 @@
 torchrun --nproc-per-node 2 examples/trainer.py
 torchrun --nproc-per-node 2 examples/trainer.py --bits 32      # uncompressed, for comparison
 
-All that plait adds is one line, the callback. ``pip install 'plait[hf]'`` brings the Trainer.
+All that plait adds is one line, the callback. ``pip install transformers accelerate`` brings the Trainer.
 """
 
 import argparse

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from plait.errors import UsageError
 from plait.units import (
+    counted,
     format_bytes,
     format_rate,
     format_seconds,
@@ -60,7 +61,7 @@ def test_a_small_b_is_a_bit_and_no_size(text, works):
 @pytest.mark.parametrize(
     ("text", "rate"),
     [("1gbit", 125e6), ("100Mbit/s", 12.5e6), ("1.2GB/s", 1.2e9), ("266GB/s", 266e9), ("1GiB/s", 2.0**30),
-     (125e6, 125e6), (1000, 1000.0), ("10 kbit", 1250.0), ("8bit", 1.0),
+     (125e6, 125e6), (1000, 1000.0), ("10 kbit", 1250.0), ("8bit", 1.0), ("1bit", 0.125),
      ("1gbps", 125e6), ("1Gbit/s", 125e6), ("1 Gb/s", 125e6), ("1GBps", 1e9),
      ("5 B/s", 5.0)],
 )  # fmt: skip
@@ -74,6 +75,8 @@ def test_rates(text, rate):
      ("0gbit", "must be above zero"), ("-1gbit", "must be above zero"), (0, "must be above zero"),
      (math.nan, "not a finite rate"), (math.inf, "not a finite rate"), ("1e999gbit", "not a finite rate"),
      ("1e308tbit", "not a finite rate"), (10**400, "not a finite rate"),
+     ("1e-300B/s", "'1e-300B/s' is less than the smallest rate that plait knows, 1 bit/s"),
+     (0.1, "0.1 is less than the smallest rate"),
      (True, "True is not a rate"), (None, "None is not a rate"), ("1ms", "no unit of rate")],
 )  # fmt: skip
 def test_rates_that_are_none(text, reason):
@@ -110,11 +113,32 @@ def test_counts():
     assert parse_whole(0, setting="seed", least=0) == 0
 
 
-@pytest.mark.parametrize("value", [0, -1, 2**63, True, 2.0, "8", None, math.nan])
+@pytest.mark.parametrize("value", [0, -1, True, 2.0, "8", None, math.nan])
 def test_counts_that_are_none(value):
     with pytest.raises(UsageError, match=f"batch is {value!r}, not a whole number of at least 1") as caught:
         parse_whole(value, setting="batch")
     assert (caught.value.setting, caught.value.works) == ("batch", "1")
+
+
+@pytest.mark.parametrize(
+    ("power", "shown"),  # of two: Python itself does not print the largest
+    [(63, "9223372036854775808"), (70, "1180591620717411303424"), (16609, "a number of 16610 bits")],
+)
+def test_counts_that_are_too_large(power, shown):
+    with pytest.raises(UsageError) as caught:
+        parse_whole(2**power, setting="batch")
+    assert caught.value.what == f"batch is {shown}, more than 9223372036854775807 (2**63 - 1)"
+    assert (caught.value.setting, caught.value.works) == ("batch", "1")
+
+
+def test_a_count_too_small_to_print():
+    with pytest.raises(UsageError, match="batch is a number of 16610 bits, not a whole number of at least 1"):
+        parse_whole(-(10**5000), setting="batch")
+
+
+def test_numbers_of_things():
+    words = [counted(1, "shard"), counted(0, "shard"), counted(2, "device"), counted(3, "process")]
+    assert words == ["1 shard", "0 shards", "2 devices", "3 processes"]
 
 
 def test_printing():

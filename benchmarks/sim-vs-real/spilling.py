@@ -52,6 +52,7 @@ def ask(directory: Path, *, steps: int) -> tuple[float, float, dict[str, Any]]:
     from plait.sim import play_spill
     from plait.sim.spilled_job import SpilledJob
     from plait.spill import fit
+    from plait.spill.footprint import likely_bytes
     from plait.spill.makespan import Disk
     from plait.spill.plan import SpillPlan
     from plait.spill.policies import policy
@@ -77,7 +78,8 @@ def ask(directory: Path, *, steps: int) -> tuple[float, float, dict[str, Any]]:
     assert said is not None, f"nothing is said of what processes take: {lines}"
     each_bytes = (parse_bytes(MEMORY) - parse_bytes(said[1].replace(" ", ""))) // DEVICES
     cluster = Cluster.detect(devices=DEVICES, directory=directory).measure(["disk"])
-    site = Site(cluster=cluster, memory_bytes=each_bytes)
+    likely = -(-likely_bytes(DEVICES) // DEVICES)  # the planner takes that off, not what was measured
+    site = Site(cluster=cluster, memory_bytes=each_bytes + likely)
     demand = Demand.of(given[0], profile)
     option = spilled(demand, site, at_once=DEVICES)
     plan = option.plan

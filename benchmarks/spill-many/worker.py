@@ -15,6 +15,7 @@ import torch
 from models import gpt2
 from torch import nn
 from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
 
 from plait import reference
 from plait.determinism import reproducible
@@ -126,7 +127,7 @@ def piped(config: dict[str, Any]) -> dict[str, Any]:
         what = job(config, number)
         batches = what.build_batches()
         model = what.build_model("cpu")
-        half = Half(model, rank, config["layers"] // 2)
+        half = Half(model, rank, config["layers"] // 2, recompute=config["recompute"])
         del model
         optimizer = what.build_optimizer(half.named_parameters())
         stage = PipelineStage(half, rank, 2, torch.device("cpu"))
@@ -153,8 +154,9 @@ def piped(config: dict[str, Any]) -> dict[str, Any]:
 class Half(nn.Module):
     """The first or the second half of a GPT-2."""
 
-    def __init__(self, model: Any, rank: int, cut: int) -> None:
+    def __init__(self, model: Any, rank: int, cut: int, *, recompute: bool) -> None:
         super().__init__()
+        self.recompute = recompute
         body = model.transformer
         self.blocks = body.h[:cut] if rank == 0 else body.h[cut:]
         self.words, self.places = (body.wte, body.wpe) if rank == 0 else (None, None)
@@ -164,7 +166,7 @@ class Half(nn.Module):
         if self.words is not None and self.places is not None:
             x = self.words(x) + self.places(torch.arange(x.shape[1]))
         for block in self.blocks:
-            out = block(x)
+            out = checkpoint(block, x, use_reentrant=False) if self.recompute else block(x)
             x = out if isinstance(out, torch.Tensor) else out[0]
         return x if self.norm is None or self.head is None else self.head(self.norm(x))
 

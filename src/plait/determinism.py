@@ -11,7 +11,10 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
 
 
 def derive(seed: int, *key: int | str) -> int:
@@ -30,6 +33,23 @@ def seed_micro_batch(seed: int, step: int, micro_batch: int, *, rank: int = 0) -
     import torch
 
     torch.manual_seed(derive(seed, "micro-batch", step, micro_batch, rank))
+
+
+def generator_state(device: torch.device) -> torch.Tensor:
+    """Where the random generator of a device is."""
+    import torch
+
+    return torch.cuda.get_rng_state(device) if device.type == "cuda" else torch.get_rng_state()
+
+
+def set_generator_state(device: torch.device, state: torch.Tensor) -> None:
+    """Bring it there."""
+    import torch
+
+    if device.type == "cuda":  # not run where plait is developed
+        torch.cuda.set_rng_state(state, device)
+    else:
+        torch.set_rng_state(state)
 
 
 @contextmanager

@@ -54,6 +54,8 @@ _CHOICES: dict[str, tuple[str, ...]] = {
     "strategy": get_args(Strategy),
 }
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+LONGEST_NAME = 200
+"""Of a job: files are called after it, and systems allow them 255 bytes."""
 _MODEL_LOSS = "plait.losses:model_loss"
 _MAY_CHANGE = {"steps", "epochs", "evaluation", "priority", "strategy", "memory"}
 """Fields that do not change what a step computes."""
@@ -80,7 +82,7 @@ class Job:
     """
 
     name: str
-    """Letters, digits, dots, dashes and underscores: also the name of its run directory."""
+    """Letters, digits, dots, dashes and underscores, up to 200: also the name of its run directory."""
     model: Importable
     """``model()`` returns an nn.Module. Frozen parameters (``requires_grad=False``) stay as they are."""
     data: Importable
@@ -129,6 +131,12 @@ class Job:
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not _NAME.fullmatch(self.name):
             raise UsageError(f"{self.name!r} cannot be a job's name", setting="name", works="'gpt-small.2'")
+        if len(self.name) > LONGEST_NAME:
+            raise UsageError(
+                f"a job's name of {len(self.name)} characters: {self.name[:40]}...",
+                setting="name",
+                works=f"1 to {LONGEST_NAME} characters",
+            )
         for name in ("model", "data", "loss", "optimizer"):
             object.__setattr__(self, name, Factory.of(getattr(self, name), setting=name))
         for name in ("schedule", "weight", "inputs", "collate"):
@@ -210,6 +218,8 @@ class Job:
         assert self.evaluation is not None, "the job has no evaluation"
         data = cast(Factory, self.evaluation.data).load(setting="evaluation.data", given=_GIVEN["data"])
         dataset = data(self.seed)
+        if not len(dataset):
+            raise UsageError("the evaluation data has no rows", setting="evaluation.data", works="at least 1")
         rows = self.evaluation.batch or -(-self.batch // self.accumulate)
         return self._batches(dataset, min(rows, len(dataset)))
 

@@ -16,6 +16,10 @@ _DECIMAL = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
 _BINARY = {"": 1, "k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40}
 _MOST_BYTES = 2**63
 """Offsets and counters of the system are signed 64-bit numbers; beyond, they wrap around."""
+_MOST_WHOLE = _MOST_BYTES - 1
+"""For counts and seeds alike."""
+LEAST_RATE = 0.125
+"""Bytes a second, one bit: with less, the length of a step soon is no number any more."""
 _SECONDS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "μs": 1e-6, "ns": 1e-9}
 
 
@@ -89,6 +93,9 @@ def parse_rate(text: str | int | float, *, setting: str = "rate") -> float:
         raise UsageError(f"a rate must be above zero: {text!r}", setting=setting, works=works)
     if rate == math.inf:
         raise UsageError(f"{text!r} is not a finite rate", setting=setting, works=works)
+    if rate < LEAST_RATE:
+        what = f"{text!r} is less than the smallest rate that plait knows, 1 bit/s"
+        raise UsageError(what, setting=setting, works=works)
     return rate
 
 
@@ -110,10 +117,21 @@ def parse_whole(value: object, *, setting: str, least: int = 1) -> int:
         number = operator.index(value)  # type: ignore[arg-type]
     except TypeError:
         number = least - 1
-    if isinstance(value, bool) or not least <= number < 2**63:
-        what = f"{setting} is {value!r}, not a whole number of at least {least}"
-        raise UsageError(what, setting=setting, works=str(max(least, 1)))
+    works = str(max(least, 1))
+    if isinstance(value, bool) or number < least:
+        what = f"{setting} is {_shown(value)}, not a whole number of at least {least}"
+        raise UsageError(what, setting=setting, works=works)
+    if number > _MOST_WHOLE:
+        what = f"{setting} is {_shown(value)}, more than {_MOST_WHOLE} (2**63 - 1)"
+        raise UsageError(what, setting=setting, works=works)
     return number
+
+
+def _shown(value: object) -> str:
+    """A value as it was given; Python does not print a number of thousands of digits."""
+    if isinstance(value, int) and value.bit_length() > 256:
+        return f"a number of {value.bit_length()} bits"
+    return repr(value)
 
 
 def format_bytes(count: float) -> str:
@@ -122,6 +140,12 @@ def format_bytes(count: float) -> str:
         if abs(count) >= scale:
             return f"{count / scale:.2f} {unit}"
     return f"{count:.0f} B"
+
+
+def counted(count: int, noun: str) -> str:
+    """A number of things, as one writes it: ``1 shard``, ``2 shards``, ``2 processes``."""
+    ending = "" if count == 1 else "es" if noun.endswith("s") else "s"
+    return f"{count} {noun}{ending}"
 
 
 def format_rate(bytes_per_second: float) -> str:

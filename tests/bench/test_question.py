@@ -128,6 +128,15 @@ def test_a_script_that_fails_is_in_the_report(tmp_path: Path, script: str, error
 def test_a_script_that_takes_its_process_down_is_in_the_report(tmp_path: Path) -> None:
     report = run_apart(folder(tmp_path / "q", "import os\ndef run(bench): os._exit(7)"))
     assert report.error == "its process ended with status 7 before it could report"
+
+
+def test_a_script_that_never_ends_is_ended(tmp_path: Path) -> None:
+    script = "import os, pathlib, time\ndef run(bench):\n    pathlib.Path(%r).write_text(str(os.getpid()))\n"
+    note = tmp_path / "process"
+    question = folder(tmp_path / "q", script % str(note) + "    time.sleep(600)\n")
+    report = run_apart(question, most_s=10)
+    assert report.error == "it was ended after 10 s without an answer"
+    assert not Path(f"/proc/{note.read_text()}").exists()
     assert not report.holds
     assert Report.from_json(report.to_json()) == report
 

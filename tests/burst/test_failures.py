@@ -187,6 +187,55 @@ def test_a_rank_that_leaves_while_others_need_it(ranks):
             assert found[rank][number][1].startswith(says)
 
 
+class Detached(nn.Linear):
+    """Nothing before it, and not itself, learns from what follows."""
+
+    def forward(self, x):
+        return super().forward(x).detach()
+
+
+def without_gradient(output, batch):
+    return losses.cross_entropy(output, batch).detach()
+
+
+def nothing_to_learn():
+    """A loss that is detached, by one rank and by both; then an output that is."""
+    found = []
+    for widths in ((2, 1), (1, 2)):
+        parallel = make(*widths, loss=without_gradient)
+        found.append(outcome(lambda parallel=parallel: parallel.step(*batch_of()), parallel))
+        dist.barrier()
+    chain = Chain.of([nn.Linear(4, 4), Detached(4, 4)], torch.randn(2, 4))
+    parallel = BurstParallel(chain, plan_of(2, 1), loss=losses.cross_entropy, timeout_s=60.0)
+    found.append(outcome(lambda: parallel.step(*batch_of()), parallel))
+    return found
+
+
+def test_a_step_that_learns_nothing_is_refused(ranks):
+    first, second = ranks(2, nothing_to_learn)
+    loss = "the loss does not follow from the output by steps that have a gradient (setting: loss)"
+    model = "the model's output does not follow from its parameters by steps that have a gradient"
+    for number, says in enumerate((loss, loss, model)):
+        assert first[number][0] == "UsageError"
+        assert first[number][1].startswith(says)
+        assert says in second[number][1]
+    assert second[0][1].startswith("rank 0 raised UsageError in step 1: ")
+    assert second[1][0] == "UsageError"  # it ran the last block itself
+
+
+def test_a_loss_without_gradients_is_fine_where_none_are_wanted(ranks):
+    assert ranks(1, only_the_loss) == [(True, True)]
+
+
+def only_the_loss():
+    parallel = make(1)
+    with torch.no_grad():
+        loss = parallel.step(*batch_of())
+    untouched = all(parameter.grad is None for parameter in parallel.parameters())
+    parallel.close()
+    return loss > 0, untouched
+
+
 def mistakes_of_one():
     """A plan that is too wide, something that cannot be pickled, a step after the end, a bad beginning."""
     rank, parallel = dist.get_rank(), make(2, 1)

@@ -67,7 +67,7 @@ def test_it_measures_then_runs_and_reports(publisher):
     assert 0 < report.paused < 1
     assert 0 < report.share < 1.2
     assert report.decisions[0].level == 5
-    assert "times its step alone" in str(report)
+    assert "times what it takes alone" in str(report)
     multiplexer.stop()
     for work in works:
         assert work.exit_code is not None

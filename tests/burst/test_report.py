@@ -1,5 +1,7 @@
 """What is said of background work."""
 
+from dataclasses import replace
+
 import pytest
 
 from plait.burst.report import Account, Report, Slowdown
@@ -25,14 +27,33 @@ def test_the_share_of_its_own_throughput():
     assert by_steps.share == 0.4
 
 
+REPORT = Report(
+    max_slowdown=1.05, slowdown=Slowdown.of([1.0, 1.04]), baseline_ms=100.0, share=0.62, steps=3,
+    processor_seconds=1.0, seconds=2.0, paused=0.1, preemptions=2, level="always", protection="SIGSTOP",
+    decisions=(),
+)  # fmt: skip
+
+
 def test_in_words():
-    report = Report(
-        max_slowdown=1.05, slowdown=Slowdown.of([1.0, 1.04]), baseline_ms=100.0, share=0.62, steps=3,
-        processor_seconds=1.0, seconds=2.0, paused=0.1, preemptions=2, level="always", protection="freezer",
-        decisions=(),
-    )  # fmt: skip
-    assert str(report) == (
-        "foreground 1.020 times its step alone, within the bound of 1.05 (std 0.028, quarters 1.010 and "
-        "1.030, 2 steps); "
+    assert str(REPORT) == (
+        "a foreground step took 1.020 times what it takes alone, within the bound of 1.05 "
+        "(std 0.028, half of the 2 steps between 1.010 and 1.030); "
         "background at 62% of its own throughput; preempted 2 times, paused 10% of the time"
+    )
+
+
+def test_without_a_foreground_there_is_nothing_else_to_say():
+    alone = replace(REPORT, slowdown=None, share=None, seconds=0.0, paused=0.0, preemptions=0)
+    assert str(alone) == "no foreground step was seen beside it"
+    kept_back = replace(alone, share=0.0, seconds=2.0, paused=0.99)
+    assert str(kept_back) == (
+        "no foreground step was seen beside it; it was paused 99% of the 2 s for which a foreground trained"
+    )
+
+
+def test_more_than_its_own_throughput_is_said_to_be_the_measurement():
+    assert "at 100% of its own throughput; " in str(replace(REPORT, share=1.0))
+    assert (
+        "background at about 100% of its own throughput (141% as measured: its speed alone varies); "
+        in str(replace(REPORT, share=1.41))
     )

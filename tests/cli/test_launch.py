@@ -148,7 +148,7 @@ def test_any_command_runs_in_the_background_with_its_exit_code(tmp_path):
     began, ended = done.stderr.splitlines()
     assert began.startswith("plait: sh -c ")
     assert began.endswith(" 1.05 times as long at most")
-    assert ended.startswith("plait: no foreground step was seen beside it; ")
+    assert ended == "plait: no foreground step was seen beside it"
     assert not (tmp_path / "published").exists()
 
 
@@ -166,6 +166,6 @@ def test_what_ends_the_launcher_ends_the_background(light):
         process.kill()
         process.wait()
     assert process.returncode == 128 + signal.SIGTERM, said
-    assert "plait: no foreground step was seen beside it; " in said
+    assert "plait: no foreground step was seen beside it" in said
     with pytest.raises(ProcessLookupError):
         os.kill(int(file.read_text()), 0)

@@ -359,3 +359,15 @@ def test_neither_torch_nor_a_model_is_needed(profile):
         done = subprocess.run(line, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr
         assert said in done.stdout
+
+
+def test_it_is_said_for_which_cluster_a_plan_is(profile):
+    shown = " ".join(run(profile, "--devices", 2, "--rate", "1gbit").stdout.split())
+    assert "on 2 hosts, 2 devices in all, links of 1.00 Gbit/s, no disk that is known of" in shown
+
+
+def test_an_option_that_leaves_devices_out_says_so_where_scenarios_are_compared(profile):
+    rates = ("--rate", "1mbit", "--rate", "100gbit")
+    shown = run(profile, "--strategy", "data", "--devices", 4, *rates).stdout
+    row = next(line for line in shown.splitlines() if line.startswith("│ data, fp32"))
+    assert re.search(r"on 1 of 4\s+│\s+(→ )?[\d.]+\s+│", row), shown

@@ -81,7 +81,8 @@ def test_where_nothing_disturbs_the_simulation_is_what_was_planned(profile, pack
 
 
 def test_a_spilled_job_reads_and_writes(profile):
-    words = ("--devices", 1, "--batch", 16, "--memory", "10MB", "--disk", "1GB/s", "--strategy", "spill")
+    # Two processes take 344 MB of it by themselves.
+    words = ("--devices", 1, "--batch", 16, "--memory", "354MB", "--disk", "1GB/s", "--strategy", "spill")
     (one,) = simulated(profile, *words)
     assert one["played"]["disk_bytes"]["read"] > 0
 
@@ -210,14 +211,18 @@ def test_timelines_are_written_and_compared(profile, tmp_path):
         (["--straggler", "1=0"], UsageError, "'1=0' is no device with a speed"),
         (["--steps", "0"], UsageError, "--steps is 0"),
         (["--timeline", "t.png"], UsageError, r"end in '\.png'.*--timeline"),
-        (["--jitter", "-1"], UsageError, "jitter"),
+        (["--jitter", "-1"], UsageError, "a jitter of -1.0.*--jitter"),
+        (["--jitter", "1e308"], UsageError, r"a jitter of 1e\+308 .*--jitter\); works: 0.05, 10 at most"),
+        (["--devices", "2000"], UsageError, r"2000 devices, and 1024 are .*--devices\); works: 1024"),
         (["--background", "soon"], UsageError, r"'soon' is not a duration.*--background\); works: 20ms"),
         (["--background", "0ms"], UsageError, r"takes 0.0 ms \(setting: --background\); works: 20ms"),
+        (["--background", "1e-300s"], UsageError, r"takes 1e-297 ms \(setting: --background\); works: 20ms"),
         (["--disk", "fast"], UsageError, r"'fast' is not a rate \(setting: --disk\); works: 1GB/s"),
         (["--adaptive", "--strategy", "data"], UsageError, "only a pipeline.*--adaptive"),
         (["--trace", "none.txt"], FileError, "cannot read the trace none.txt"),
         (["--measured", "none.json"], FileError, "none.json"),
         (["--rate", "0gbit"], UsageError, "a rate must be above zero"),
+        (["--rate", "1e-300B/s"], UsageError, "'1e-300B/s' is less than the smallest rate.*--rate"),
         (["--memory", "1MiB"], UsageError, "none of 7 ways fits.*works: [0-9.]+ MiB of memory a device"),
         (["--strategy", "spill"], UsageError, "no tier below its memory"),
         (["--html", "/nowhere/page.html"], FileError, "/nowhere/page.html cannot be written"),
@@ -227,6 +232,13 @@ def test_timelines_are_written_and_compared(profile, tmp_path):
 def test_wrong_options(profile, words, error, message):
     with pytest.raises(error, match=message):
         run(profile, "--devices", 2, "--batch", 16, *words)
+
+
+def test_what_takes_long_is_said(profile):
+    words = (profile, *FEW, "--strategy", "data", "--option", "data, fp32")
+    assert "playing 3 steps of data, fp32\n" in run(*words).stderr
+    shown = run(*words, "--rate", "2gbit", "--steps", 1).stderr
+    assert "playing 1 step of data, fp32 (rate 2gbit)\n" in shown
 
 
 def test_a_profile_of_another_device_is_said(profile):

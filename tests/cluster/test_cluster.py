@@ -179,6 +179,8 @@ def test_what_does_not_fit_together_is_refused(changes: dict[str, Any], says: st
         (Link, {"bandwidth_bytes_per_s": 0.0}, "bandwidth .* 0.0, not above zero"),
         (Link, {"bandwidth_bytes_per_s": math.inf}, "bandwidth .* inf"),
         (Link, {"bandwidth_bytes_per_s": math.nan}, "bandwidth .* nan"),
+        (Link, {"bandwidth_bytes_per_s": 1e-300}, "bandwidth .* 1e-300 bytes/s, less than the smallest rate"),
+        (Host, {"name": "a", "egress_bytes_per_s": 0.1}, "egress of host 'a' is 0.1 bytes/s, less than"),
         (Link, {"bandwidth_bytes_per_s": 1.0, "latency_ms": -1.0}, "latency .* -1.0 ms"),
         (Link, {"bandwidth_bytes_per_s": 1.0, "source": "a"}, "names one end only"),
     ],

@@ -100,6 +100,7 @@ names = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=8
 )
 # Any float for what is written as a bare number; a time passes through a unit, which keeps twelve digits.
 figures = st.floats(1e-3, 1e15)
+rates = st.floats(0.125, 1e15)
 times = st.just(0.0) | st.floats(1e-6, 1e6).map(lambda time: float(f"{time:.9g}"))
 
 
@@ -109,11 +110,11 @@ def clusters(draw: st.DrawFn) -> Cluster:
     devices = draw(
         st.lists(names.filter(lambda name: name not in hosts), min_size=1, max_size=4, unique=True)
     )
-    links = [Link(bandwidth_bytes_per_s=draw(figures), latency_ms=draw(times))]
-    links += [Link(source=host, target=host, bandwidth_bytes_per_s=draw(figures)) for host in hosts]
+    links = [Link(bandwidth_bytes_per_s=draw(rates), latency_ms=draw(times))]
+    links += [Link(source=host, target=host, bandwidth_bytes_per_s=draw(rates)) for host in hosts]
     return Cluster(
         hosts=tuple(
-            Host(name=name, address=draw(st.none() | names), egress_bytes_per_s=draw(st.none() | figures))
+            Host(name=name, address=draw(st.none() | names), egress_bytes_per_s=draw(st.none() | rates))
             for name in hosts
         ),
         devices=tuple(
@@ -133,8 +134,8 @@ def clusters(draw: st.DrawFn) -> Cluster:
                 name="disk",
                 host=host,
                 capacity_bytes=draw(st.integers(1, 1 << 50)),
-                read_bytes_per_s=draw(st.none() | figures),
-                write_bytes_per_s=draw(st.none() | figures),
+                read_bytes_per_s=draw(st.none() | rates),
+                write_bytes_per_s=draw(st.none() | rates),
                 directory=draw(st.none() | names),
                 direct=draw(st.none() | st.booleans()),
             )
@@ -174,6 +175,7 @@ def test_what_is_written_is_read_back_equal(cluster: Cluster) -> None:
         ('"1gbit"', '"-1gbit"', "links[0].bandwidth: a rate must be above zero: '-1gbit'", "1gbit"),
         ('"1gbit"', "0", "links[0].bandwidth: a rate must be above zero: 0", "1gbit"),
         ('"1gbit"', '"1"', "links[0].bandwidth: '1' has no unit of rate", "1gbit"),
+        ('"1gbit"', '"1e-300B/s"', "links[0].bandwidth: '1e-300B/s' is less than the smallest rate", "1gbit"),
         ('"40us"', '"-40us"', "links[0].latency: a duration cannot be negative", "40us"),
         ('"1.2GB/s"', '"0MB/s"', "tiers[0].write: a rate must be above zero", "1gbit"),
         ("threads = 2", "threads = 0", "device 'node0/0' has 0 threads", "1"),

@@ -55,12 +55,13 @@ def test_memory_with_every_implementation(monkeypatch: pytest.MonkeyPatch) -> No
         assert copy > 0
 
 
-def test_a_disk_in_memory_is_said_to_be_none(tmp_path: Path) -> None:
+@pytest.mark.parametrize("at_once", [1, 3])
+def test_a_disk_in_memory_is_said_to_be_none(at_once: int) -> None:
     shared = Path("/dev/shm")
     if not shared.is_dir() or file_system(shared) != "tmpfs":
         pytest.skip("no tmpfs at /dev/shm")
     before = set(shared.iterdir())
-    speed = measure_disk(shared, size_bytes=16 << 20)
+    speed = measure_disk(shared, size_bytes=64 << 20, at_once=at_once)
     assert speed.direct is False
     assert speed.read_bytes_per_s > 0
     assert {path for path in set(shared.iterdir()) - before if "plait-measure" in path.name} == set()

@@ -350,8 +350,8 @@ def test_files_that_are_no_plans(tmp_path):
         ),
         (
             lambda: allocate(
-                [layer()],
-                cost=Exposed(ready_ms=(1.0,), link=Link(bandwidth_bytes_per_s=1e-9), world=2),
+                [layer(count=10**12)],
+                cost=Exposed(ready_ms=(1.0,), link=Link(bandwidth_bytes_per_s=1.0), world=2),
             ),
             r"would take 4e\+12 s",
         ),

@@ -113,13 +113,46 @@ def declining():
     _, ddp, optimizer = model_of("plain")
     attachment = plait.compress.attach(ddp, bits="auto")
     list(steps_of(ddp, dist.get_rank(), optimizer))
-    return sorted(attachment.declined), attachment.left, attachment.bits
+    report = attachment.report()
+    assert report.nothing_pays or report.compared is None
+    return sorted(attachment.declined), attachment.left, attachment.bits, report.compared
+
+
+def compared(packed_ms, plain_ms, ours_s, theirs_s):
+    """What is found where these are the prices, and this is how the race ends."""
+    from plait.compress import attachment as module
+
+    module.price_ms = lambda pieces, *_, **__: (
+        plain_ms if isinstance(pieces[0].codec, plait.compress.Exact) else packed_ms
+    )
+    module.race = lambda *_: (ours_s, theirs_s)
+    attachment = plait.compress.attach(model_of("plain")[1], bits=4)
+    before = str(attachment.report())
+    attachment.load_state_dict(attachment.state_dict())
+    return before, str(attachment.report())
+
+
+@pytest.mark.parametrize(
+    ("figures", "found"),
+    [
+        ((5.0, 2.0, 0.004, 0.003), "1048576 numbers take 2 ms, compressed 5 ms"),
+        ((5.0, 2.0, 0.003, 0.004), "1048576 numbers take 2 ms, compressed 5 ms"),
+        ((2.0, 5.0, 0.004, 0.003), " numbers take 3 ms, compressed 4 ms"),
+        ((2.0, 5.0, 0.003, 0.004), None),
+    ],
+)
+def test_who_declines_knows_why(ranks, figures, found):
+    for before, after in ranks(2, compared, *figures):
+        assert ("declined: uncompressed is faster here" in before) == (found is not None)
+        assert found is None or f"{found}); decline=False compresses all the same" in before
+        assert "numbers take" not in after, "the decision of another run has other figures"
 
 
 def test_all_decline_alike(ranks):
     both = ranks(2, declining)
     assert both[0] == both[1]
-    declined, left, bits = both[0]
+    declined, left, bits, compared = both[0]
+    assert compared is None or compared.plain_s <= compared.compressed_s
     assert not set(bits.values()) & set(declined)
     assert not left or set(bits.values()) == {32}
 
@@ -183,11 +216,13 @@ def left_to_ddp():
     attachment.left = True
     list(steps_of(ddp, dist.get_rank(), optimizer))
     assert plait.compress.attachment_of(ddp) is attachment
-    return set(attachment.bits.values()), str(attachment), attachment.report().total.operations
+    report = attachment.report()
+    return set(attachment.bits.values()), str(attachment), str(report), report.total.operations
 
 
 def test_everything_can_be_left_to_ddp(ranks):
-    bits, text, operations = ranks(2, left_to_ddp)[0]
+    bits, text, report, operations = ranks(2, left_to_ddp)[0]
+    assert report.endswith("declined: uncompressed is faster here; decline=False compresses all the same")
     assert bits == {32}
     assert "faster on this network" in text
     assert operations == 0

@@ -189,33 +189,100 @@ def test_a_model_is_not_kept_alive_and_says_what_it_saved_when_it_goes(ranks):
 
 
 def mistyped():
+    import threading
+
     import torch.distributed as dist
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard as unchanged
     from torch.nn.parallel import DistributedDataParallel
+
+    from plait.compress import script as ours
 
     def script():
         from torch.distributed.fsdp import fully_shard
 
         assert fully_shard is not unchanged
         mesh = init_device_mesh("cpu", (dist.get_world_size(),))
-        errors = []
+        codes = []
         for make in (DistributedDataParallel, lambda model: fully_shard(model, mesh=mesh)):
-            with pytest.raises(UsageError) as raised:
+            with pytest.raises(SystemExit) as raised:
                 make(small_model())
-            errors.append(str(raised.value))
-        return errors
+            codes.append(raised.value.code)
+        return codes
 
-    return said_by(script)[0]
+    def in_a_thread():
+        with pytest.raises(UsageError) as raised:
+            DistributedDataParallel(small_model())
+        errors.append(str(raised.value))
+
+    ours._FIRST_S, errors = 0.0, []  # the first has been waited for, and was not heard
+    codes, said = said_by(script)
+    thread = threading.Thread(target=in_a_thread)
+    thread.start()
+    thread.join()
+    return codes, said, errors
 
 
 def test_a_mistyped_value_ends_the_script_where_a_model_is_made(ranks):
-    for errors in ranks(2, mistyped, environment={"PLAIT_COMPRESS": "atuo"}):
-        assert (
-            errors
-            == ["PLAIT_COMPRESS: bits cannot be 'atuo' (setting: PLAIT_COMPRESS); works: bits=4 or bits=auto"]
-            * 2
+    wrong = "PLAIT_COMPRESS: bits cannot be 'atuo' (setting: PLAIT_COMPRESS); works: bits=4 or bits=auto"
+    for codes, said, errors in ranks(2, mistyped, environment={"PLAIT_COMPRESS": "atuo"}):
+        assert codes == [2, 2]
+        assert said == f"plait: {wrong}\n" * 2
+        assert errors == [wrong], "an exit would end the thread alone"
+
+
+def refused_by_the_model():
+    from torch.nn.parallel import DistributedDataParallel
+
+    from plait.compress import script as ours
+
+    def script():
+        with pytest.raises(SystemExit) as raised:
+            DistributedDataParallel(small_model())
+        return raised.value.code
+
+    ours._FIRST_S = 0.0
+    return said_by(script)
+
+
+def test_so_does_one_that_a_model_cannot_have(ranks):
+    for code, said in ranks(2, refused_by_the_model, environment={"PLAIT_COMPRESS": "4,gather_bits=8"}):
+        assert code == 2
+        assert said.startswith(
+            "plait: weights in 8 bits, where each worker has them all (setting: gather_bits)"
         )
+        assert said.count("\n") == 1
+
+
+def test_a_mistyped_value_is_one_line_and_no_traceback_of_the_script():
+    done = torchrun(SCRIPTS / "ddp.py", PLAIT_COMPRESS="bist=4")
+    assert done.returncode == 1, "torchrun's own"
+    assert [line for line in done.stderr.splitlines() if line.startswith("plait: ")] == [
+        "plait: PLAIT_COMPRESS='bist=4': there is no field 'bist' (setting: PLAIT_COMPRESS); works: bits"
+    ]
+    assert 'ddp.py", line' not in done.stderr
+    assert "UsageError" not in done.stderr
+    assert re.search(r"exitcode +: 2", done.stderr)
+
+
+def described(**fields):
+    """What is said of a model of two parameters."""
+    from plait.compress import script as ours
+    from plait.compress.report import Report, Summary
+
+    given = {"bits": {"a": 32, "b": 32}, "declined": (), **fields}
+    made = Summary(steps=0, errors={}, exposed_s=0.0, memory_bytes=0, total=Report(), **given)
+    return ours._described(made, 3)
+
+
+@pytest.mark.parametrize("why", [{"left": True}, {"declined": (3,)}])
+def test_who_declines_says_how_to_compress_all_the_same(why):
+    assert described(**why) == (
+        "gradients of all 2 parameters stay uncompressed: that is faster on this network "
+        "(PLAIT_COMPRESS=off switches this off); "
+        "PLAIT_COMPRESS=bits=3,decline=false compresses all the same"
+    )
+    assert "decline" not in described()
 
 
 def wrapped_twice():

@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 
 from plait.cluster import Cluster
 from plait.engine.assignment import Manner, narrowed, tasks_of
+from plait.errors import UsageError
 from plait.spill import Choice, Selection, no_halving
 from plait.strategy.option import Option
 from plait.strategy.workload import Placement, Way, WorkloadPlan
@@ -90,6 +91,20 @@ def test_jobs_that_alternate_are_one_task_with_all_the_memory():
     assert task.memory_bytes == 2 << 20
 
 
+@pytest.mark.parametrize("save_every", [None, 7])
+def test_jobs_that_spill_commit_as_often_as_was_asked_or_by_the_clock(save_every):
+    both = [placed(name, NAMES[:2], how="alternated", strategy="spill") for name in ("a", "b")]
+    sweep = Selection(
+        job(BASE, name="swept"), {"optimizer.lr": Choice([0.1])}, no_halving(trials=1, most_steps=7)
+    )
+    made = tasks(
+        *both, placed("c", NAMES, strategy="spill"), sweeps={"swept-sweep": sweep}, save_every=save_every
+    )
+    assert {task.name: task.save_every for task in made} == {
+        "c": save_every, "spill": save_every, "swept-sweep": save_every
+    }  # fmt: skip
+
+
 def test_background_jobs_wait_for_nobody_and_nobody_for_them():
     front, behind, later = tasks(
         placed("front", NAMES),
@@ -127,13 +142,19 @@ def test_a_sweep_keeps_away_from_the_host_of_a_background_job():
 
 @pytest.mark.parametrize("priority", ["foreground", "background"])
 def test_a_sweep_comes_after_the_foreground_or_behind_it(priority):
-    swept = job(BASE, name="swept", priority=priority, memory="100MiB")
+    swept = job(BASE, name="swept", priority=priority, memory="300MiB")
     sweep = Selection(swept, {"optimizer.lr": Choice([0.1])}, no_halving(trials=1, most_steps=7))
     front, search = tasks(placed("front", NAMES), sweeps={"swept-sweep": sweep})
     assert (search.kind, search.priority) == ("search", priority)
     assert search.after == (("front",) if priority == "foreground" else ())
-    assert search.memory_bytes == 4 * 100 * 2**20
+    assert search.memory_bytes == 4 * 300 * 2**20
     assert front.after == ()
+
+
+def test_a_sweep_whose_processes_alone_do_not_fit_is_refused_before_it_starts():
+    sweep = Selection(job(BASE), {"optimizer.lr": Choice([0.1])}, no_halving(trials=1, most_steps=7))
+    with pytest.raises(UsageError, match=r"80\.00 MiB .* too little for sweep 'small': 5 processes take"):
+        tasks(placed("front", NAMES), sweeps={"small": sweep}, memory_bytes=20 * 2**20)
 
 
 def test_a_task_on_fewer_devices_keeps_its_name_and_its_checkpoints():

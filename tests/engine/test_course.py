@@ -26,12 +26,28 @@ def test_the_cause_is_told_whoever_speaks_first(order):
     assert made.ended([1, 1], 0, Path("rank0.log")).text == CAUSE["text"]
 
 
+def test_an_error_is_told_with_the_log_that_has_all_of_it():
+    made = attempt()
+    made.blame({**CAUSE, "log": "tasks/j/rank0.log"})
+    said = made.ended([1], 0, Path("other.log")).text
+    assert said == f"{CAUSE['text']}, all of it in tasks/j/rank0.log"
+
+
 def test_where_nobody_knows_the_cause_the_first_is_told():
     made = attempt()
     made.blame(SEEN)
     made.blame(BLAMES)
     assert made.is_unsure
     assert made.ended([1, 1], 0, Path("rank0.log")).text == SEEN["text"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "cause"), [("FileError", "disk"), ("OSError", "disk"), ("ValueError", "raised")]
+)
+def test_what_the_disk_refuses_may_pass(kind, cause):
+    made = attempt()
+    made.blame({**CAUSE, "kind": kind})
+    assert made.ended([1], 0, Path("rank0.log")).cause == cause
 
 
 def test_the_last_line_of_a_log_is_told_however_long_the_log_is(tmp_path):

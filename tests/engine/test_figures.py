@@ -108,3 +108,14 @@ def test_means_of_many_steps():
 def test_points_are_gaps_where_a_value_is_null():
     rows = [{"step": 0, "loss": 1.0}, {"step": 1, "loss": None}, {"step": 2}]
     assert figures.points(rows, "loss") == [(0.0, 1.0), (1.0, None)]
+
+
+def test_what_was_foretold_of_spilling_beside_what_was_measured():
+    names = ("memory_bytes", "disk_bytes", "read_bytes", "written_bytes", "busy_seconds", "seconds")
+    told, got = dict.fromkeys(names, 1 << 20), dict.fromkeys(names, 2 << 20)
+    rows = figures.foretold({"foretold": told, "measured": got})
+    assert ("read", "1.00 MiB", "2.00 MiB") in rows
+    assert len(rows) == len(names)
+    for odd in ({}, 1, None, got | {"seconds": None}, got | {"more": 1}):
+        assert figures.foretold({"foretold": told, "measured": odd}) == []
+    assert figures.foretold({}) == []

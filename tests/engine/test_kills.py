@@ -62,7 +62,9 @@ def test_jobs_whose_workers_are_killed_all_finish_with_the_losses_of_plain_train
         profiles=tmp_path / "profiles",
         strategy="data",
         save_every=3,
-        limits=Limits(backoff_s=0.01),
+        limits=Limits(
+            backoff_s=0.01, restarts=count, silence_s=120
+        ),  # some die before they have gained a checkpoint
         show=False,
     )
     killer.over.set()

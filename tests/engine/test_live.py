@@ -60,6 +60,21 @@ def test_lines_about_a_job_are_apart_and_the_last_is_never_lost():
     assert len(said) == 5
 
 
+def test_what_happens_to_a_job_is_said_after_its_last_step():
+    said = []
+    view = View(said.append, clock=Clock())
+    view.begin(ROWS)
+    for job in ("small", "gpt"):
+        for step in range(2):
+            view.update(job, {"step": step, "loss": 1.0})
+    view.event("gpt: finished", {"gpt"})
+    view.update("gpt", {"step": 0, "evaluation": {"loss": 2.0}})  # a step long done
+    view.end()
+    assert [text.split(",")[0] for text in said] == [
+        "small: step 1", "gpt: step 1/10", "gpt: step 2/10", "gpt: finished", "small: step 2",
+    ]  # fmt: skip
+
+
 def test_every_event_is_said_at_once():
     said = []
     view = View(said.append, clock=Clock())

@@ -47,6 +47,18 @@ def test_a_step_without_a_time_gets_one(tmp_path):
     assert only["time"] == pytest.approx(made.created, abs=60)
 
 
+def test_steps_that_nobody_told_of_are_added(tmp_path):
+    with create(tmp_path / "run", "gpt", "small") as made:
+        for step, attempt in ((0, 0), (2, 1)):
+            made.step(row("gpt", step, attempt=attempt, loss=float(step)))
+        made.complete("gpt", [0.0, 1.5, 2.0])
+        made.complete("small", [])
+        found = made.rows()
+        assert [(one["step"], one["loss"]) for one in found["gpt"]] == [(0, 0.0), (1, 1.5), (2, 2.0)]
+        assert [one["attempt"] for one in made.history()] == [0, 1, 1]
+        assert "small" not in found
+
+
 def test_losses_that_are_not_finite_are_null(tmp_path):
     with create(tmp_path / "run", "gpt") as made:
         made.step(row("gpt", 0, loss=math.nan))

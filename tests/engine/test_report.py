@@ -94,6 +94,40 @@ def test_what_is_on_the_page(full):
     assert not list(full.glob("*.partial"))
 
 
+def test_the_title_and_how_long_it_took(full):
+    page = report(full).read_text()
+    assert "<h1>Run of gpt, small</h1>" in page
+    assert f"in {full}, begun 2023-11-14 22:13:20 UTC; last heard of after 2.3 s.</p>" in page
+    JobResult(name="small", end="stopped", strategy="data").save(made_folder(full, "jobs", "small"))
+    assert "UTC; it took 2.3 s.</p>" in report(full).read_text()
+
+
+def test_facts_have_a_column_where_there_are_any(tmp_path):
+    with create(tmp_path / "run", "gpt") as made:
+        made.event("decision", "2 bits")
+        made.event("failed", "rank 1 is gone", rank=1)
+    page = report(tmp_path / "run").read_text()
+    assert page.count("<th>facts") == 1
+
+
+def test_what_jobs_that_spill_read_and_wrote(tmp_path):
+    told = {
+        "memory_bytes": 3 << 20, "disk_bytes": 4 << 20, "read_bytes": 5 << 20, "written_bytes": 6 << 20,
+        "busy_seconds": 1.0, "seconds": 2.0,
+    }  # fmt: skip
+    facts = {"foretold": told, "measured": told | {"read_bytes": 7 << 20}}
+    jobs = [job("a"), job("b")]
+    with Record.create(tmp_path / "run", config={}, plan={}, jobs=jobs) as made:
+        its = tuple(one.to_json() for one in jobs)
+        task = Task(name="turns", kind="spill", strategy="spill", jobs=its, devices=("x",))
+        task.save(made.task_folder("turns"))
+        for name in "ab":
+            JobResult(name=name, end="finished", strategy="spill", facts=facts).save(made.folder(name))
+    found = cells(report(tmp_path / "run").read_text(), "foretold")
+    assert [one for one in found if one[1] == "read"] == [["turns", "read", "5.00 MiB", "7.00 MiB"]]
+    assert [one[2] for one in found if one[1] == "peak memory"] == ["3.00 MiB"]
+
+
 def test_what_ran_and_how_it_went(full):
     page = report(full).read_text()
     made = planned("gpt", "small")

@@ -37,6 +37,12 @@ def test_a_job_that_raises_the_same_at_the_same_step_is_not_tried_a_third_time()
     assert "twice" in verdict.why
 
 
+def test_a_disk_that_is_full_at_the_same_step_is_tried_again_up_to_the_limit():
+    retries = Retries(3)
+    waits = [retries.after(failure(cause="disk", text="no space left", reached=7)).again_s for _ in range(4)]
+    assert waits == [1.0, 2.0, 4.0, None]
+
+
 def test_a_job_that_raises_elsewhere_is_tried_again():
     retries = Retries(9)
     for step in range(5):

@@ -69,8 +69,17 @@ def test_every_strategy_trains_the_same(go, strategy):
 def test_spilled_jobs_and_a_sweep_end_with_the_bits_of_plain_training(go, tmp_path):
     space = {"optimizer.lr": Choice([0.1, 0.05])}
     sweep = Selection(job(SMALL, name="swept"), space, no_halving(trials=2, most_steps=6), seed=1)
-    done = go([job(SMALL, strategy="spill", memory="1GiB"), sweep])
+    said = []
+    done = go([job(SMALL, strategy="spill", memory="1GiB"), sweep], show=said.append)
     assert done["small"].losses == reference.train(SMALL).losses
+    measured = done["small"].facts["measured"]
+    assert all(measured[name] > 0 for name in ("memory_bytes", "written_bytes", "seconds"))
+    assert "peak memory" in done.report.read_text()
+    rows = Record.read(done.directory).rows()["small"]
+    assert all(row["seconds"] > 0 and row["samples_per_s"] > 0 for row in rows[1:])
+    last = [place for place, line in enumerate(said) if line.startswith("small: step ")][-1]
+    assert last < said.index("small: finished")
+    assert any(line.startswith("small: expected ") and line.endswith(" a step") for line in said)
     trials = [name for name in done if name.startswith("swept")]
     assert len(trials) == 2
     assert all(done[name].finished for name in trials)
@@ -276,7 +285,7 @@ def test_a_dry_run_prints_the_plan(go, capsys):
     assert out.startswith("plan: data, fp32 on 1 device")
     assert "small: data on node0/0" in out
     assert "plan:" not in err
-    assert "planning for 1 devices" in err
+    assert "planning for 1 device" in err
 
 
 def test_data_that_the_model_cannot_take_is_told_with_its_shape(go, tmp_path, capfd):

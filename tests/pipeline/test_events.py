@@ -200,6 +200,16 @@ def test_the_timeline_has_stages_and_links():
             lambda: predict(listed(["FBFB", "FFBB"]), uniform(2), Network.uniform(2)),
             "does not come to an end",
         ),
+        (
+            lambda: predict(
+                one_f_one_b(2, 4), uniform(2, size=10**9), Network.uniform(2, bytes_per_s=1e-300)
+            ),
+            "1F1B, .*more milliseconds than a number can hold",
+        ),
+        (
+            lambda: predict(one_f_one_b(2, 4), uniform(2, size=1), Network.uniform(2, latency_ms=1e308)),
+            "more milliseconds than a number can hold",
+        ),
     ],
 )
 def test_what_cannot_be_is_refused(make, says):

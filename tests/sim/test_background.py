@@ -157,6 +157,7 @@ def test_background_gets_all_that_the_foreground_leaves(
     [
         ({"name": ""}, "background.name"),
         ({"unit_ms": 0.0}, "unit_ms"),
+        ({"unit_ms": 1e-297}, "unit_ms"),
         ({"unit_ms": float("nan")}, "unit_ms"),
         ({"units": 0}, "units"),
         ({"drag": -0.1}, "drag"),

@@ -208,7 +208,10 @@ def test_background_that_is_suspended_often_does_not_fill_the_future():
     [
         ({"speed": 0.0}, "speed 0.0"),
         ({"speed": math.nan}, "speed nan"),
+        ({"speed": 1e7}, "speed 10000000.0 .*works: 1.0, or from 1e-06 to 1e[+]06"),
+        ({"speed": 1e-7}, "speed 1e-07"),
         ({"jitter": -0.1}, "jitter -0.1"),
+        ({"jitter": 1e308}, "jitter 1e[+]308 .*works: 0.05, 10 at most"),
         ({"switch_ms": -1.0}, "switches in -1.0 ms"),
     ],
 )

@@ -7,6 +7,7 @@ from concurrent.futures import Future
 import pytest
 
 from plait.spill.description import BlockCost, BlockShape, Costs, Description, Parameter
+from plait.spill.segment import Extent
 from plait.spill.store import Store
 from plait.value import Value
 
@@ -32,6 +33,7 @@ def make(tmp_path):
 class _Lease:
     def __init__(self, store, places, requests):
         self.places, self._store, self._requests = places, store, requests
+        self.extents = {each.key: Extent(store.sizes[each.key], each.mode) for each in requests}
 
     def release(self):
         self._store.take_back(self.places, self._requests)

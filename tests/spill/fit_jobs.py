@@ -11,6 +11,7 @@ from plait.spill import fit
 SMALL_JOBS = Path(__file__).parent / "small_jobs.py"
 MEMORY = "1200MiB"
 """Enough for three processes that hold torch, with room for models as small as these."""
+STEP_S = 0.02
 
 
 def part(name, **arguments):
@@ -51,8 +52,8 @@ def files(directory):
 
 
 def pair(steps):
-    """Two jobs that are not done at once."""
-    slow = part("slow_loss", seconds=0.002)
+    """Two jobs that are not done at once: on one device, a step of both takes longer than ``STEP_S``."""
+    slow = part("slow_loss", seconds=STEP_S / 2)
     return [job(name, loss=slow, steps=steps, seed=seed) for seed, name in enumerate(["one", "two"])]
 
 

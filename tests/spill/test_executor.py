@@ -61,6 +61,8 @@ def cut(edges, modes):
 
 RUNNER = Runner(memoryview(b""))
 """One for all tests: it records each model once."""
+COPYING = Runner(memoryview(b""), "cpu:0")
+"""One that copies segments to other memory and back, as a GPU's does."""
 KNOWN = {}
 
 
@@ -173,13 +175,15 @@ FEATURES = {
 
 
 @pytest.mark.parametrize(("place", "feature"), list(enumerate(FEATURES)), ids=list(FEATURES))
-def test_every_feature(place, feature, shifting):
-    check(job(**FEATURES[feature]), every(place), shifting(seed=place))
+@pytest.mark.parametrize("runner", [RUNNER, COPYING], ids=["mapped", "copied"])
+def test_every_feature(runner, place, feature, shifting):
+    check(job(**FEATURES[feature]), every(place), shifting(seed=place), runner)
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_a_hugging_face_model(mode, shifting):
-    check(GPT2, lambda blocks: cut(range(blocks + 1), [mode]), shifting())
+@pytest.mark.parametrize("runner", [RUNNER, COPYING], ids=["mapped", "copied"])
+def test_a_hugging_face_model(runner, mode, shifting):
+    check(GPT2, lambda blocks: cut(range(blocks + 1), [mode]), shifting(), runner)
 
 
 def test_a_hugging_face_model_in_bf16_with_its_loss_outside(shifting):
@@ -277,7 +281,7 @@ def test_jobs_take_turns_on_several_devices(shifting):
         job(name="two", model=ALL, optimizer=MOMENTUM, clip_norm=0.5, seed=4, threads=1),
     ]
     draws = random.Random(0)
-    store, runners = shifting(), [RUNNER, Runner(memoryview(b""))]
+    store, runners = shifting(), [RUNNER, COPYING]
     heads, known, plans = {}, {}, {}
     for runner in runners:
         runner.map(store.memory)
@@ -305,7 +309,7 @@ def test_jobs_take_turns_on_several_devices(shifting):
             store.define(segment)
         store.expect(units.upcoming(description, plan, head, 5))
         lease = store.request(units.requests(description, plan, unit, head)).result()
-        report = runners[device].perform(unit, lease.places, head)
+        report = runners[device].perform(unit, lease.places, head, lease.extents)
         lease.release()
         heads[name] = Head.from_json(json.loads(json.dumps(
             units.advance(description, plan, head, unit, report, device=device).to_json())))  # fmt: skip

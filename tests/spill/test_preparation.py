@@ -10,11 +10,12 @@ from plait import Factory, Job
 from plait.cluster.disk import DiskSpeed
 from plait.errors import UsageError
 from plait.spill.announcement import announce, bound_seconds, foretell
-from plait.spill.preparation import SLACK_BYTES, Known, Preparation, divide, unit_seconds
+from plait.spill.footprint import SLACK_BYTES
+from plait.spill.preparation import Known, Preparation, divide, unit_seconds
 from plait.spill.runner import Runner
 from plait.spill.task import Task
 from plait.spill.units import Head
-from plait.units import parse_bytes
+from plait.units import counted, parse_bytes
 
 HERE = Path(__file__).parent / "small_jobs.py"
 DISK = DiskSpeed(read_bytes_per_s=1e9, write_bytes_per_s=1e9, direct=True)
@@ -73,12 +74,15 @@ def task(known, planner):
 @pytest.mark.parametrize("devices", [1, 2])
 def test_a_budget_is_divided_whole_and_the_least_that_is_named_works(known, devices):
     own = 112 * MIB - (devices + 1) * SLACK_BYTES
-    with pytest.raises(
-        UsageError, match=r"leave 1\.00 MiB beside the 112\.00 MiB that . processes take"
-    ) as refused:
+    with pytest.raises(UsageError, match=r"  . processes take 112\.00 MiB by themselves\n") as refused:
         divide([known] * devices, memory_bytes=113 * MIB, own_bytes=own, devices=devices, disk=DISK)
     assert refused.value.works.endswith(", or fewer devices") == (devices > 1)
-    least = parse_bytes(refused.value.works.removesuffix(", or fewer devices"))
+    works = refused.value.works.removesuffix(", or fewer devices")
+    first, *rest = refused.value.what.splitlines()  # the first line alone says what to do
+    assert first == f"113.00 MiB of memory is too little for job 'wide'; {works} works"
+    assert all(line.startswith("  ") for line in rest)
+    assert "optimizer state" in refused.value.what
+    least = parse_bytes(works)
     for memory in (least, least + 8 * MIB, 2 * least):
         planner = divide([known] * devices, memory_bytes=memory, own_bytes=own, devices=devices, disk=DISK)
         budget, plan = planner.budget, planner.plan(known)
@@ -124,9 +128,9 @@ def test_a_run_is_announced_with_what_it_should_take(known):
     assert told.seconds == pytest.approx(4 * plan.step_ms / 1e3)
     lines = announce([one], planner.budget, DISK)
     assert lines[0].startswith("memory ")
-    assert lines[1].startswith(f"wide: {len(one.plan.shards)} shards")
+    assert lines[1].startswith(f"wide: {counted(len(one.plan.shards), 'shard')}")
     assert lines[1].endswith("4 steps")
-    assert lines[-1].startswith("1 of 2 devices have nothing to do: a job runs on one at a time; lend=True")
+    assert lines[-1].startswith("1 of 2 devices has nothing to do: a job runs on one at a time; lend=True")
 
 
 def test_no_schedule_is_shorter_than_the_longest_job_or_an_even_share():

@@ -9,7 +9,6 @@ import torch
 from torch import nn
 
 from plait import losses
-from plait.errors import UsageError
 from plait.job import Job
 from plait.spill import units
 from plait.spill.description import saved_bytes
@@ -122,8 +121,3 @@ def test_a_job_that_is_forgotten_is_not_known(runner, shifting):
     runner.forget(JOB)
     with pytest.raises(KeyError):
         runner.perform(units.Unit("net", 0, "create", 0), {}, units.Head(job="net"))
-
-
-def test_devices_that_are_not_there_yet():
-    with pytest.raises(UsageError, match="units do not run on 'cuda' yet"):
-        Runner(memoryview(b""), "cuda")

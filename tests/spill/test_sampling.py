@@ -35,7 +35,7 @@ def test_optuna_that_is_missing_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "optuna", None)
     with pytest.raises(UsageError, match="not installed") as error:
         Optuna(SPACE)
-    assert "plait[tune]" in error.value.works
+    assert "optuna" in error.value.works
 
 
 def descend(sampler, count=40):

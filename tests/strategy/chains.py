@@ -6,6 +6,7 @@ from plait.cluster import Cluster
 from plait.cluster.parts import Tier
 from plait.compress.price import Speed
 from plait.profile import BlockProfile, Profile, Times
+from plait.spill.footprint import likely_bytes
 from plait.strategy import Codecs, Demand
 
 MIB = 1 << 20
@@ -55,6 +56,11 @@ def cluster(devices=4, *, memory="4GiB", bandwidth="1gbit", latency="50us", per_
         bandwidth=bandwidth,
         latency=latency,
     )
+
+
+def spilling(mib, *, devices=1):
+    """Memory of a device that leaves so much beside the processes of a run that spills."""
+    return mib * MIB + -(-likely_bytes(devices) // devices)
 
 
 def with_disk(of, *, read=1.5e9, write=1.2e9, capacity=1 << 40):

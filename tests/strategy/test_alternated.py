@@ -1,7 +1,7 @@
 """Jobs that take turns, shard by shard."""
 
 import pytest
-from chains import MIB, chain, cluster, demand, with_disk
+from chains import MIB, chain, cluster, demand, spilling, with_disk
 
 from plait.strategy import plan
 from plait.strategy.alternated import alternated
@@ -51,7 +51,7 @@ def test_jobs_whose_shares_are_rounded_in_different_ways_stay_above_the_bound(le
 
 def test_units_cost_what_they_cost_in_the_forecast():
     large = demand(profile=chain(4, parameters=64 * MIB), batch=8, steps=3)
-    made = alternated([large], Site(cluster=host(1, memory="360MiB")), [0])
+    made = alternated([large], Site(cluster=host(1, memory=spilling(360))), [0])
     (option,) = made.options
     assert len(option.plan.shards) > 1
     assert made.lower_bound_ms == pytest.approx(3 * option.plan.forecast.compute_ms)
@@ -60,7 +60,7 @@ def test_units_cost_what_they_cost_in_the_forecast():
 def test_activations_that_are_spilled_cross_the_disk():
     many = demand(profile=chain(parameters=16 * MIB, saved=16 * MIB, scale=5.0), batch=8, steps=20)
     rate = 1e9
-    made = alternated([many], Site(cluster=host(1, memory="600MiB", rate=rate)), [0])
+    made = alternated([many], Site(cluster=host(1, memory=spilling(600), rate=rate)), [0])
     (option,) = made.options
     spilled = sum(shard.saved_bytes for shard in option.plan.shards)
     assert spilled > 500 * MIB

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from chains import CODECS, MIB, chain, cluster, demand, with_disk
+from chains import CODECS, MIB, chain, cluster, demand, spilling, with_disk
 
 from plait.strategy.change import Change, changes, fits
 from plait.strategy.comparison import compare, compare_demand
@@ -68,7 +68,7 @@ def test_where_memory_suffices_nothing_of_it_is_to_be_changed():
 @pytest.mark.parametrize("capacity", [MIB, 1024 * MIB])
 def test_a_disk_that_is_too_small_is_not_mended_by_memory(capacity):
     of = demand(profile=chain(parameters=16 * MIB, saved=16 * MIB, scale=5.0), batch=8)
-    on = with_disk(cluster(1, memory="600MiB"), read=4e9, write=4e9, capacity=capacity)
+    on = with_disk(cluster(1, memory=spilling(600)), read=4e9, write=4e9, capacity=capacity)
     made = compare_demand(of, on, strategies=["spill"])
     assert made.chosen is None
     assert "'disk' holds" in made.options[0].why_not

@@ -7,7 +7,7 @@ import sys
 from dataclasses import replace
 
 import pytest
-from chains import CODECS, MIB, chain, cluster, demand, with_disk
+from chains import CODECS, MIB, chain, cluster, demand, spilling, with_disk
 
 from plait.errors import UsageError
 from plait.strategy import Demand, compare, plan
@@ -40,12 +40,13 @@ def test_every_way_is_there_and_the_fastest_is_chosen(made):
         made.option("nothing")
 
 
-def test_each_is_within_its_budget():
-    for option in compared(on=with_disk(cluster(4, memory="200MiB"))).options:
+@pytest.mark.parametrize("memory", [200 * MIB, spilling(200)])
+def test_each_is_within_its_budget(memory):
+    for option in compared(on=with_disk(cluster(4, memory=memory))).options:
         if option.feasible:
             assert option.memory_bytes.keys() == option.budget_bytes.keys()
             for device, held in option.memory_bytes.items():
-                assert held <= option.budget_bytes[device] == 200 * MIB
+                assert held <= option.budget_bytes[device] == memory
         else:
             assert option.why_not
             assert option.plan is None

@@ -5,10 +5,10 @@ from dataclasses import replace
 import pytest
 from chains import CODECS, cluster
 
-from plait.errors import FileError
+from plait.errors import FileError, UsageError
 from plait.profile import Profile
 from plait.strategy import measuring, plan
-from plait.strategy.measuring import batch_sizes, digest, profile_of, steps_of
+from plait.strategy.measuring import batch_sizes, check_threads, digest, profile_of, steps_of
 from reference_jobs import BASE
 
 
@@ -24,6 +24,13 @@ from reference_jobs import BASE
 )
 def test_every_share_that_a_plan_may_use_is_covered(batch, devices, accumulate, sizes):
     assert batch_sizes(batch, devices, accumulate) == sizes
+
+
+def test_more_threads_than_any_machine_has_cores_for_are_refused(tmp_path):
+    with pytest.raises(UsageError, match=r"'small' has 10000 threads, and this machine \d+ cores") as caught:
+        profile_of(replace(BASE, threads=10_000), devices=1, directory=tmp_path)
+    assert caught.value.setting == "threads"
+    check_threads(replace(BASE, threads=128))  # as it may be for a larger machine
 
 
 def test_a_profile_is_measured_once(tmp_path, monkeypatch):

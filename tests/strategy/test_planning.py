@@ -5,7 +5,7 @@ from dataclasses import replace
 from itertools import permutations, product
 
 import pytest
-from chains import CODECS, MIB, chain, cluster, demand, with_disk
+from chains import CODECS, MIB, chain, cluster, demand, spilling, with_disk
 
 import plait
 from plait.errors import UsageError
@@ -112,7 +112,7 @@ def test_background_jobs_alone_are_jobs_like_others():
 
 
 def test_jobs_that_fit_no_other_way_alternate():
-    on = with_disk(cluster(2, memory="360MiB", per_host=2, bandwidth="40gbit"))
+    on = with_disk(cluster(2, memory=spilling(360), per_host=2, bandwidth="40gbit"))
     demands = [demand(f"l{i}", LARGE, batch=8, steps=6, strategy="spill") for i in range(3)]
     made = planned(demands, on)
     names = {way.name for way in made.ways}

@@ -48,7 +48,7 @@ def test_two_timelines_begin_at_zero_on_one_axis_the_first_above():
     drawn = BOTH.svg()
     titles = parts(drawn, "title")
     assert [title.text for title in titles] == [
-        "predicted: 100 ms, -20.0% of measured, 70% busy",
+        "predicted: 100 ms, 20.0% shorter than measured, 70% busy",
         "measured: 125 ms, 72% busy, 3 spans were not kept",
     ]
     spans = parts(drawn, "span")
@@ -62,6 +62,15 @@ def test_two_timelines_begin_at_zero_on_one_axis_the_first_above():
     assert float(first[0].get("width")) == pytest.approx(40 / 125 * width, abs=1e-4)
     assert float(second[0].get("width")) == pytest.approx(50 / 125 * width, abs=1e-4)
     assert first[0].get("class") == second[0].get("class")  # one colour a name
+
+
+def test_lengths_are_compared_in_words_where_there_is_one_to_compare_with():
+    def first(**shown):
+        return parts(Gantt(timelines=shown).svg(), "title")[0].text
+
+    assert ", 25.0% longer than predicted, " in first(measured=MEASURED, predicted=PREDICTED)
+    assert ", as long as again, " in first(measured=MEASURED, again=MEASURED)
+    assert "than" not in first(planned=PREDICTED, part1=MEASURED, part2=MEASURED)
 
 
 def test_many_names_share_colours_by_kind():
@@ -97,7 +106,8 @@ def test_the_prediction_stands_above_what_was_measured_wherever_it_is_exported(t
     for name in ("both.svg", "both.html"):
         MEASURED.export(tmp_path / name, predicted=PREDICTED)
         drawn = (tmp_path / name).read_text()
-        assert 0 < drawn.index(">predicted: 100 ms, -20.0% of measured") < drawn.index(">measured: 125 ms")
+        first, second = (">predicted: 100 ms, 20.0% shorter than measured", ">measured: 125 ms")
+        assert 0 < drawn.index(first) < drawn.index(second)
         assert drawn.count("of 3 tracks") == 2
     apart = Timeline.of([Span("device1", "forward", 0, 10), Span("device9", "forward", 0, 5)])
     apart.export(tmp_path / "apart.svg", predicted=PREDICTED)

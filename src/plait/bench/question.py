@@ -26,6 +26,8 @@ from plait.errors import FileError, UsageError
 SCRIPT = "bench.py"
 _GRACE_SECONDS = 5.0
 """How long a process may take to leave its blocks before it is killed; a lab's workers have 3 of them."""
+MOST_SECONDS = 3600.0
+"""After which a question counts as hung; the longest one takes half of it."""
 _PR_SET_PDEATHSIG = 1
 """From linux/prctl.h."""
 
@@ -147,11 +149,14 @@ def _entry(question: Question) -> Callable[[Bench], None]:
     return entry  # type: ignore[no-any-return]
 
 
-def run_apart(question: Question, *, quick: bool = False, seed: int = 0) -> Report:
+def run_apart(
+    question: Question, *, quick: bool = False, seed: int = 0, most_s: float = MOST_SECONDS
+) -> Report:
     """Answer a question in a fresh process, so that none leaves anything behind for the next.
 
     What the script prints goes to standard error. A script that takes its process down with it is a
-    report with an error like any other. When this process is left or killed, that one ends too.
+    report with an error like any other, and so is one that takes longer than ``most_s``. When this process
+    is left or killed, that one ends too.
     """
     with tempfile.TemporaryFile("w+", encoding="utf-8") as result:  # it has no name that could stay behind
         asked = {
@@ -164,7 +169,10 @@ def run_apart(question: Question, *, quick: bool = False, seed: int = 0) -> Repo
         command = [sys.executable, "-m", "plait.bench", json.dumps(asked)]
         with subprocess.Popen(command, stdout=2, pass_fds=[result.fileno()]) as answering:
             try:
-                status = answering.wait()
+                status = answering.wait(most_s)
+            except subprocess.TimeoutExpired:
+                _end(answering)
+                return _broken(question, quick, f"it was ended after {most_s:g} s without an answer")
             except BaseException:
                 _end(answering)
                 raise

@@ -153,7 +153,7 @@ class Background:
     def _protection(self) -> str:
         how = "cpu.idle group" if self._group.is_idle else "SCHED_IDLE in a session of the least weight"
         how = how if self.work.idle and not self._promoted else "normal priority"
-        return f"{how}, {'freezer' if self._group.can_freeze else 'SIGSTOP'}"
+        return f"{how}, paused {'through its control group' if self._group.can_freeze else 'by SIGSTOP'}"
 
     def pause(self) -> None:
         """Stop all its processes where they are; they keep their memory. What was asked to end goes on."""

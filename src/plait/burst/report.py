@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from plait.burst.controller import Decision
+from plait.units import format_seconds
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,22 +97,31 @@ class Report:
     level: str
     """When it may run now."""
     protection: str
-    """What holds it back."""
+    """What holds it back: its priority, and how it is paused."""
     decisions: tuple[Decision, ...]
 
     def __str__(self) -> str:
-        parts = []
-        if self.slowdown is None:
-            parts.append("no foreground step was seen beside it")
-        else:
-            found = self.slowdown
-            kept = "within" if found.mean <= self.max_slowdown else "ABOVE"
-            parts.append(
-                f"foreground {found.mean:.3f} times its step alone, {kept} the bound of "
-                f"{self.max_slowdown:g} (std {found.std:.3f}, quarters {found.q1:.3f} and {found.q3:.3f}, "
-                f"{found.steps} steps)"
-            )
+        found = self.slowdown
+        if found is None:
+            said = "no foreground step was seen beside it"
+            if self.seconds and self.paused:  # there was a foreground, and only its steps alone were measured
+                seconds = format_seconds(self.seconds)
+                said += f"; it was paused {self.paused:.0%} of the {seconds} for which a foreground trained"
+            return said
+        kept = "within" if found.mean <= self.max_slowdown else "ABOVE"
+        parts = [
+            f"a foreground step took {found.mean:.3f} times what it takes alone, {kept} the bound of "
+            f"{self.max_slowdown:g} (std {found.std:.3f}, half of the {found.steps} steps between "
+            f"{found.q1:.3f} and {found.q3:.3f})"
+        ]
         if self.share is not None:
-            parts.append(f"background at {self.share:.0%} of its own throughput")
+            parts.append(f"background at {_of_its_own(self.share)}")
         parts.append(f"preempted {self.preemptions} times, paused {self.paused:.0%} of the time")
         return "; ".join(parts)
+
+
+def _of_its_own(share: float) -> str:
+    """A share of its own throughput; more than all of it is the spread of what was measured, not a gain."""
+    if share < 1.005:
+        return f"{share:.0%} of its own throughput"
+    return f"about 100% of its own throughput ({share:.0%} as measured: its speed alone varies)"

@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 
+from plait.burst import terms
 from plait.burst.diary import Doing
 from plait.burst.form import Form
 from plait.burst.reshard import Arriving, Passage, Post, landed
@@ -124,6 +125,8 @@ class Sweep:
                 part, value = route.objective.share(output, self._cut(last), weight=weight, total=total)
             if part.requires_grad:
                 part.backward()  # type: ignore[no-untyped-call]
+            else:
+                terms.check_learns(output, route.chain)
         return value
 
     def _value(self, name: str, values: dict[str, Any], place: int) -> Any:

@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from plait.burst.burst_plan import BurstPlan
 from plait.chain import Chain
+from plait.compat import tree_leaves
 from plait.errors import UsageError, WorkerError
 from plait.units import parse_whole
 
@@ -69,6 +72,24 @@ def check_rows(plan: BurstPlan, rows: int, micro_batches: int) -> None:
             f"{rows} rows{parts} are too few for the widest block, which is on {plan.width} ranks",
             setting="batch",
             works=f"{plan.width * micro_batches} rows or more, so drop what is left over at the data's end",
+        )
+
+
+def check_learns(output: Any, chain: Chain) -> None:
+    """Refuse a loss without a gradient where one was wanted: steps would pass, and nothing be learned."""
+    if not torch.is_grad_enabled():
+        return
+    if any(isinstance(leaf, torch.Tensor) and leaf.requires_grad for leaf in tree_leaves(output)):
+        raise UsageError(
+            "the loss does not follow from the output by steps that have a gradient",
+            setting="loss",
+            works="a loss of the output, computed with gradients enabled",
+        )
+    if any(parameter.requires_grad for _, parameter in chain.named_parameters()):
+        raise UsageError(
+            "the model's output does not follow from its parameters by steps that have a gradient",
+            setting="model",
+            works="an output that is not detached, computed with gradients enabled",
         )
 
 

@@ -10,6 +10,7 @@ from plait.cli.scenario import UNLIMITED, Scenario
 from plait.strategy.figure import figure
 
 if TYPE_CHECKING:
+    from plait.cluster import Cluster
     from plait.page import Section
     from plait.plot import Plot
     from plait.strategy import Comparison, Option
@@ -18,13 +19,27 @@ WHAT_IF = "plait.what-if/1"
 _COLUMNS = ("option", "devices", "step ms", "samples/s", "memory", "wire a step", "idle", "beside")
 
 
-def show(comparison: Comparison) -> None:
+def show(scenario: Scenario, comparison: Comparison) -> None:
     """The options as a table, then why, why not, and what it rests on."""
     from plait.cli.console import print_table
 
     rows = [["→" if option is comparison.chosen else "", *_row(option)] for option in comparison.options]
     print_table(_title(comparison), ["", *_COLUMNS], rows)
-    sys.stdout.write("\n".join(["", *_said(comparison)]) + "\n")
+    sys.stdout.write("\n".join(["", f"on {_where(scenario.cluster)}", *_said(comparison)]) + "\n")
+
+
+def _where(cluster: Cluster) -> str:
+    """A cluster in a few words: plans are made for one that need not be this machine."""
+    from plait.units import counted, format_rate
+
+    hosts = [host.name for host in cluster.hosts]
+    parts = [counted(len(hosts), "host"), f"{counted(len(cluster.devices), 'device')} in all"]
+    if len(hosts) > 1:
+        slowest = min(cluster.egress_bytes_per_s(host) for host in hosts)
+        parts.append(f"links of {format_rate(slowest)}")
+    if not any(tier.name == "disk" for tier in cluster.tiers):
+        parts.append("no disk that is known of")
+    return f"{', '.join(parts)} (--cluster, --devices, --hosts, --rate, --disk for another)"
 
 
 def show_what_if(found: Sequence[tuple[Scenario, Comparison]]) -> None:
@@ -35,16 +50,22 @@ def show_what_if(found: Sequence[tuple[Scenario, Comparison]]) -> None:
     rows = []
     for option in first.options:
         cells = []
-        for _, comparison in found:
+        for scenario, comparison in found:
             its = comparison.option(option.name)
             mark = "→ " if its is comparison.chosen else ""
-            cells.append("—" if its.step_ms is None else mark + figure(its.step_ms))
+            cells.append("—" if its.step_ms is None else mark + figure(its.step_ms) + _on(its, scenario))
         rows.append([option.name, *cells])
     title = f"{first.demand.name}: milliseconds a step"
     print_table(title, ["option", *(scenario.label for scenario, _ in found)], rows)
     lines = [f"{scenario.label}: {comparison.why}" for scenario, comparison in found]
     notes = dict.fromkeys(note for _, comparison in found for note in _notes(comparison))
     sys.stdout.write("\n".join(["", *lines, *notes]) + "\n")
+
+
+def _on(option: Option, scenario: Scenario) -> str:
+    """How many devices an option takes where that is not all of them."""
+    every = len(scenario.cluster.devices)
+    return "" if option.devices == every else f" on {option.devices} of {every}"
 
 
 def as_json(found: Sequence[tuple[Scenario, Comparison]]) -> dict[str, Any]:

@@ -277,7 +277,7 @@ def _show_compared(found: list[tuple[Scenario, Comparison]], results: _Results) 
     if results.as_json:
         print_json(comparing.as_json(found))
     elif len(found) == 1:
-        comparing.show(found[0][1])
+        comparing.show(*found[0])
     else:
         comparing.show_what_if(found)
     scenario, comparison = found[0]

@@ -36,8 +36,8 @@ def show(made: PipelinePlan, profile: Profile, as_json: bool) -> None:
 
     forecast, remarks = made.forecast, _remarks(made, profile)
     if as_json:
-        shown = {"strategy": "pipeline", "step_ms": forecast.step_ms, "plan": made.to_json()}
-        print_json({**shown, "remarks": remarks})
+        shown = {"format": "plait.forecast.pipeline/1", "strategy": "pipeline", "step_ms": forecast.step_ms}
+        print_json({**shown, "plan": made.to_json(), "remarks": remarks})
         return
     print_table(_title(made), _COLUMNS, _rows(made))
     sys.stdout.write("".join(f"note: {remark}\n" for remark in remarks))

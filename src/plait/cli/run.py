@@ -17,9 +17,12 @@ if TYPE_CHECKING:
 EXIT_INTERRUPTED = 130
 _READING_S = 10.0
 """A jobs file that takes longer to read does more than to make jobs; importing torch is part of it."""
+_MAY_CHANGE = {"resume", "engine", "restarts", "sink", "as_json"}
+"""What may be given for a run that goes on."""
 
 
 def run(
+    context: typer.Context,
     file: Annotated[Path | None, typer.Argument(help="A jobs file: a .py, or a .json with one job.")] = None,
     resume: Annotated[Path | None, typer.Option(help="Go on with a run: its directory.")] = None,
     directory: Annotated[
@@ -78,14 +81,7 @@ def run(
         what = "neither a jobs file nor a run to go on with" if file is None else "a jobs file and --resume"
         raise UsageError(what, setting="FILE, --resume", works="one of them: plait run jobs.py")
     if resume is not None:
-        _check_alone(
-            resume,
-            {
-                "--directory": directory, "--emit": emit, "--compress": compress, "--cluster": cluster,
-                "--strategy": None if strategy == "auto" else strategy, "--devices": devices,
-                "--memory": memory, "--save-every": save_every,
-            },
-        )  # fmt: skip
+        _check_alone(resume, context)
     common: dict[str, Any] = {
         "engine": engine,
         "limits": Limits(restarts=restarts),
@@ -142,17 +138,20 @@ def _said_if_long(file: Path) -> Iterator[None]:
         late.cancel()
 
 
-def _check_alone(resume: Path, given: dict[str, object]) -> None:
-    """Refuse what a run that goes on cannot change."""
+def _check_alone(resume: Path, context: typer.Context) -> None:
+    """Refuse what a run that goes on cannot change: whatever was given and is not known to change."""
     from plait.errors import UsageError
 
-    for name, value in given.items():
-        if value is not None:
-            raise UsageError(
-                f"{name} for a run that goes on: it is as it was",
-                setting=name,
-                works=f"--resume {resume} alone",
-            )
+    for option in context.command.params:
+        source = context.get_parameter_source(option.name or "")
+        if source is None or source.name == "DEFAULT" or option.name in _MAY_CHANGE:
+            continue
+        name = option.opts[0]
+        raise UsageError(
+            f"{name} for a run that goes on: it is as it was",
+            setting=name,
+            works=f"--resume {resume} alone",
+        )
 
 
 def _bits(text: str | None) -> Any:

@@ -23,6 +23,8 @@ UNLIMITED = 1 << 50
 _MOST = 64
 """Scenarios at a time."""
 _DEVICES = 2
+_MOST_DEVICES = 1024
+"""Of a cluster made of figures: every two hosts have a link, and planners look at all of them."""
 RATE, LATENCY = "1gbit", "50us"
 """Where none are given."""
 
@@ -176,6 +178,9 @@ def _uniform(devices: int, hosts: int | None, memory: int | None, rate: str, lat
     from plait.cluster import Cluster
     from plait.cluster.parts import bytes_per_s, milliseconds
 
+    if devices > _MOST_DEVICES:
+        what = f"{devices} devices, and {_MOST_DEVICES} are the most that are planned for"
+        raise UsageError(what, setting="--devices", works=str(_MOST_DEVICES))
     count = devices if hosts is None else hosts
     if devices % count:
         raise UsageError(

@@ -87,6 +87,7 @@ def sim(
 ) -> None:
     """Play a plan step by step on a cluster that is there or not, and see what a run would take."""
     from plait.cli import simulated
+    from plait.cli.console import status
     from plait.cli.plan import check_strategy
     from plait.cli.playing import check_drawing
     from plait.cli.simulated import Run
@@ -147,7 +148,8 @@ def sim(
     runs = []
     for scenario, by in zip(found, known, strict=True):
         case = _chosen(file, scenario, strategy, option, job, cache, given)
-        played = case.play(scenario, steps, by)
+        with status(_playing(steps, case.name, scenario)):
+            played = case.play(scenario, steps, by)
         runs.append(Run(scenario=scenario, case=case, played=played))
     if timeline is not None and real is None:
         runs[0].played.timeline.export(timeline)
@@ -161,6 +163,12 @@ def sim(
         html,
         as_json,
     )
+
+
+def _playing(steps: int, name: str, scenario: Scenario) -> str:
+    """What is being done: many steps on many devices take their time."""
+    which = f" ({scenario.label})" if scenario.label else ""
+    return f"playing {steps} step{'s' * (steps > 1)} of {name}{which}"
 
 
 def _tell(
@@ -276,7 +284,11 @@ class _Disturbed:
     def on(self, cluster: Cluster) -> Disturbance:
         """On a cluster, whose devices and hosts it may name."""
         from plait.cli.playing import Disturbance, stragglers
+        from plait.sim.device import MOST_JITTER
 
+        if not 0 <= self.jitter <= MOST_JITTER:
+            works = f"0.05, {MOST_JITTER:g} at most"
+            raise UsageError(f"a jitter of {self.jitter}", setting="--jitter", works=works)
         by = Disturbance(
             seed=self.seed,
             jitter=self.jitter,
@@ -310,18 +322,22 @@ def _play_many(
     cache: Path | None,
 ) -> PlayedWorkload:
     from plait.cli import workload
+    from plait.cli.console import status
     from plait.cli.plan import strategies_of
     from plait.cli.played_workload import Workload, played
 
     by = disturbed.on(scenario.cluster)
     if kept is not None:
-        return played(Workload.kept(kept, file, scenario.cluster, cache), steps=steps, disturbed=by)
-    made = workload.planned(
-        file,
-        scenario.cluster,
-        batch=scenario.batch,
-        objective="makespan",
-        strategies=strategies_of(strategy),
-        cache=cache,
-    )
-    return played(Workload.of(made), steps=steps, disturbed=by)
+        whole = Workload.kept(kept, file, scenario.cluster, cache)
+    else:
+        made = workload.planned(
+            file,
+            scenario.cluster,
+            batch=scenario.batch,
+            objective="makespan",
+            strategies=strategies_of(strategy),
+            cache=cache,
+        )
+        whole = Workload.of(made)
+    with status(_playing(steps, f"{len(whole.demands)} jobs", scenario)):
+        return played(whole, steps=steps, disturbed=by)

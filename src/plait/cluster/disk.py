@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import mmap
 import os
+import queue
 import tempfile
 import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,7 +24,7 @@ _IN_MEMORY = ("tmpfs", "ramfs")
 
 @dataclass(frozen=True, kw_only=True)
 class DiskSpeed:
-    """Sequential bandwidth with one request of 16 MiB at a time, or less where that had no room."""
+    """Sequential bandwidth with requests of 16 MiB, or less where that had no room."""
 
     read_bytes_per_s: float
     write_bytes_per_s: float
@@ -29,8 +33,11 @@ class DiskSpeed:
     """False where the file system takes none, or is memory: the figures are then the page cache's."""
 
 
-def measure_disk(directory: Path, *, size_bytes: int) -> DiskSpeed:
-    """Write and read back a file of about that size, which has no name and so cannot outlive the process."""
+def measure_disk(directory: Path, *, size_bytes: int, at_once: int = 1) -> DiskSpeed:
+    """Write and read back a file of about that size, which has no name and so cannot outlive the process.
+
+    ``at_once`` requests are under way at a time; some disks are faster with several.
+    """
     requests = size_bytes // REQUEST_BYTES
     free = disk_free_bytes(directory)
     if requests < 1 or free < 2 * size_bytes:
@@ -39,7 +46,7 @@ def measure_disk(directory: Path, *, size_bytes: int) -> DiskSpeed:
             setting="disk_bytes, directory",
             works=f"at least {format_bytes(REQUEST_BYTES)}, and twice that free",
         )
-    return _measured(directory, requests, REQUEST_BYTES)
+    return _measured(directory, requests, REQUEST_BYTES, at_once)
 
 
 def probe_disk(directory: Path, *, most_bytes: int) -> DiskSpeed | None:
@@ -49,18 +56,36 @@ def probe_disk(directory: Path, *, most_bytes: int) -> DiskSpeed | None:
     return _measured(directory, size // request, request) if request else None
 
 
-def _measured(directory: Path, requests: int, request_bytes: int) -> DiskSpeed:
+def _measured(directory: Path, requests: int, request_bytes: int, at_once: int = 1) -> DiskSpeed:
     fd, direct = _open(directory)
-    # A private anonymous map starts on a page, as direct I/O wants it.
-    with mmap.mmap(-1, request_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) as buffer:
-        buffer[:] = os.urandom(1 << 20) * (request_bytes >> 20)  # a disk that compresses gains nothing
-        try:
-            _write(fd, buffer, requests)
-            write_s = _write(fd, buffer, requests)
-            os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
-            read_s = _read(fd, buffer, requests)
-        finally:
-            os.close(fd)
+    with ExitStack() as stack:
+        stack.callback(os.close, fd)
+        buffers = queue.SimpleQueue[mmap.mmap]()
+        for _ in range(at_once):
+            # A private anonymous map starts on a page, as direct I/O wants it.
+            private = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+            buffer = stack.enter_context(mmap.mmap(-1, request_bytes, flags=private))
+            buffer[:] = os.urandom(1 << 20) * (request_bytes >> 20)  # a disk that compresses gains nothing
+            buffers.put(buffer)
+        pool = stack.enter_context(ThreadPoolExecutor(at_once))
+
+        def seconds(request: Callable[[int, mmap.mmap, int], None]) -> float:
+            def one(number: int) -> None:
+                buffer = buffers.get()
+                try:
+                    request(fd, buffer, number * request_bytes)
+                finally:
+                    buffers.put(buffer)
+
+            start = time.perf_counter()
+            list(pool.map(one, range(requests)))
+            os.fsync(fd)
+            return time.perf_counter() - start
+
+        seconds(_write)
+        write_s = seconds(_write)
+        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+        read_s = seconds(_read)
     moved = requests * request_bytes
     return DiskSpeed(read_bytes_per_s=moved / read_s, write_bytes_per_s=moved / write_s, direct=direct)
 
@@ -85,20 +110,13 @@ def _open(directory: Path) -> tuple[int, bool]:
         os.unlink(name)
 
 
-def _write(fd: int, buffer: mmap.mmap, requests: int) -> float:
-    start = time.perf_counter()
-    for i in range(requests):
-        done = 0
-        with memoryview(buffer) as view:
-            while done < len(buffer):
-                done += os.pwrite(fd, view[done:], i * len(buffer) + done)
-    os.fsync(fd)
-    return time.perf_counter() - start
+def _write(fd: int, buffer: mmap.mmap, offset: int) -> None:
+    done = 0
+    with memoryview(buffer) as view:
+        while done < len(buffer):
+            done += os.pwrite(fd, view[done:], offset + done)
 
 
-def _read(fd: int, buffer: mmap.mmap, requests: int) -> float:
-    start = time.perf_counter()
-    for i in range(requests):
-        got = os.preadv(fd, [buffer], i * len(buffer))
-        assert got == len(buffer), f"read {got} of {len(buffer)} bytes that were written"
-    return time.perf_counter() - start
+def _read(fd: int, buffer: mmap.mmap, offset: int) -> None:
+    got = os.preadv(fd, [buffer], offset)
+    assert got == len(buffer), f"read {got} of {len(buffer)} bytes that were written"

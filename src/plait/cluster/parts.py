@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from plait.errors import UsageError
-from plait.units import parse_rate, parse_seconds
+from plait.units import LEAST_RATE, parse_rate, parse_seconds
 
 ANY = "*"
 """Both ends of the link that holds between any two hosts with none of their own."""
@@ -29,7 +29,7 @@ class Host:
             raise UsageError(
                 "'*' stands for any host and cannot name one", setting="hosts.name", works="node0"
             )
-        _above_zero(self.egress_bytes_per_s, f"the egress of host {self.name!r}", "hosts.egress", "1gbit")
+        _a_rate(self.egress_bytes_per_s, f"the egress of host {self.name!r}", "hosts.egress", "1gbit")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,8 +87,8 @@ class Tier:
         _named(self.name, "tier", "tiers.name", "disk")
         what = f"of tier {self.name!r} of host {self.host!r}"
         _above_zero(self.capacity_bytes, f"the capacity {what}", "tiers.capacity", "100GiB")
-        _above_zero(self.read_bytes_per_s, f"the read bandwidth {what}", "tiers.read", "1GB/s")
-        _above_zero(self.write_bytes_per_s, f"the write bandwidth {what}", "tiers.write", "1GB/s")
+        _a_rate(self.read_bytes_per_s, f"the read bandwidth {what}", "tiers.read", "1GB/s")
+        _a_rate(self.write_bytes_per_s, f"the write bandwidth {what}", "tiers.write", "1GB/s")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,7 +110,7 @@ class Link:
                 works="both ends, or neither for any two hosts",
             )
         what = f"of the link from {self.source!r} to {self.target!r}"
-        _above_zero(self.bandwidth_bytes_per_s, f"the bandwidth {what}", "links.bandwidth", "1gbit")
+        _a_rate(self.bandwidth_bytes_per_s, f"the bandwidth {what}", "links.bandwidth", "1gbit")
         if not 0 <= self.latency_ms < math.inf:
             raise UsageError(
                 f"the latency {what} is {self.latency_ms} ms", setting="links.latency", works="40us"
@@ -145,3 +145,10 @@ def _named(name: str, what: str, setting: str, works: str) -> None:
 def _above_zero(value: float | None, what: str, setting: str, works: str) -> None:
     if value is not None and not 0 < value < math.inf:
         raise UsageError(f"{what} is {value}, not above zero", setting=setting, works=works)
+
+
+def _a_rate(value: float | None, what: str, setting: str, works: str) -> None:
+    _above_zero(value, what, setting, works)
+    if value is not None and value < LEAST_RATE:
+        what = f"{what} is {value} bytes/s, less than the smallest rate that plait knows, 1 bit/s"
+        raise UsageError(what, setting=setting, works=works)

@@ -16,15 +16,15 @@ from torch.futures import Future
 from plait.compress import communicator
 from plait.compress.agreement import agree
 from plait.compress.call import stop_recording
-from plait.compress.codec import Exact
+from plait.compress.codec import Codec, Exact
 from plait.compress.collectives import all_reduce
 from plait.compress.compression import Compression
 from plait.compress.given import damaged, entry, saved
 from plait.compress.layout import Piece
 from plait.compress.memory import FeedbackMemory
-from plait.compress.price import WORTH_ELEMENTS, worth_it
+from plait.compress.price import WORTH_ELEMENTS, price_ms
 from plait.compress.race import race
-from plait.compress.report import Report, Summary
+from plait.compress.report import Comparison, Report, Summary
 from plait.compress.rules import EXACT, described, parameters_of, plain_name, select
 from plait.compress.watch import Watch
 from plait.compress.work import Work
@@ -106,6 +106,7 @@ class Attachment:
         """The widths that are not used because no compression is faster."""
         self.left = False
         """Whether everything is left to DDP, because that is fastest."""
+        self._compared: Comparison | None = None
         if compression.decline and self._world > 1 and self._watch.widths:
             self._decline()
         self._totals, self._exposed_s, self._last_ns = Report(), 0.0, 0
@@ -140,6 +141,8 @@ class Attachment:
             exposed_s=self._exposed_s,
             memory_bytes=self.memory_bytes,
             declined=tuple(sorted(self.declined)),
+            left=self.left,
+            compared=self._compared,
             total=Report(**vars(self._totals)),
         )
 
@@ -152,17 +155,23 @@ class Attachment:
         pace, speeds = current.measured(mesh, [*codecs.values(), Exact()], settings)
         topology = settings.topology(mesh.hosts)
         hosts = self._world if topology is None else len(topology.hosts)
-        size = settings.chunk_bytes
-        self.declined = frozenset(
-            bits
-            for bits, codec in codecs.items()
-            if not worth_it(WORTH_ELEMENTS, codec, hosts, pace, speeds=speeds, chunk_bytes=size)
-        )
-        used = [codec for bits, codec in codecs.items() if bits not in self.declined] or [Exact()]
-        count = sum(parameter.numel() for parameter in self._parameters.values())
+
+        def price_s(codec: Codec) -> float:
+            whole = [Piece(name="", count=WORTH_ELEMENTS, codec=codec)]
+            return price_ms(whole, hosts, pace, speeds, chunk_bytes=settings.chunk_bytes) / 1e3
+
+        plain_s, packed_s = price_s(Exact()), {bits: price_s(codec) for bits, codec in codecs.items()}
+        self.declined = frozenset(bits for bits, price in packed_s.items() if price >= plain_s)
+        used = [codec for bits, codec in codecs.items() if bits not in self.declined]
+        count = min(sum(parameter.numel() for parameter in self._parameters.values()), WORTH_ELEMENTS)
         device = next(iter(self._parameters.values())).device
-        ours, theirs = race(used[0], min(count, WORTH_ELEMENTS), device, self._group, settings)
+        ours, theirs = race(used[0] if used else Exact(), count, device, self._group, settings)
         self.left = theirs < ours
+        if not used and plain_s > 0:  # foretold from what was measured: no packed numbers were sent
+            best_s = min(packed_s.values())
+            self._compared = Comparison(elements=WORTH_ELEMENTS, plain_s=plain_s, compressed_s=best_s)
+        elif used and self.left:
+            self._compared = Comparison(elements=count, plain_s=theirs, compressed_s=ours)
 
     def _said(self) -> None:
         if self._rank == 0:
@@ -324,6 +333,7 @@ class Attachment:
         self._watch.load_state_dict(source["watch"], self._step)
         if self.compression.decline and mine is not None:  # another world may be another network
             self.declined, self.left = frozenset(mine["declined"]), bool(mine["left"])
+            self._compared = None  # the decision is that of another run
         self._pieces.clear()
         if self._memory is not None and mine is not None:
             self._memory.load_state_dict(mine["feedback"] or [])

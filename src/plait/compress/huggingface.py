@@ -32,7 +32,7 @@ try:
     from transformers import TrainerCallback
     from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 except ImportError as error:
-    raise ImportError("the callback is for Hugging Face's Trainer: pip install 'plait[hf]'") from error
+    raise ImportError("the callback is for Hugging Face's Trainer: pip install transformers") from error
 
 if TYPE_CHECKING:
     from plait.compress.sharded import ShardedAttachment

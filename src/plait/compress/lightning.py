@@ -22,7 +22,7 @@ from plait.errors import UsageError
 try:
     from lightning.pytorch.strategies import DDPStrategy
 except ImportError as error:
-    raise ImportError("the strategy is for Lightning: pip install 'plait[lightning]'") from error
+    raise ImportError("the strategy is for Lightning: pip install lightning") from error
 
 if TYPE_CHECKING:
     from plait.compress.attachment import Attachment

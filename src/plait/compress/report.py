@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, fields
 from typing import Any
+
+from plait.compress.rules import EXACT
 
 
 @dataclass(kw_only=True)
@@ -55,6 +57,21 @@ class Report:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Comparison:
+    """What an all-reduce of so many numbers takes here, as found when it was decided whether to compress."""
+
+    elements: int
+    plain_s: float
+    compressed_s: float
+
+    def __str__(self) -> str:
+        from plait.units import format_seconds
+
+        plain, compressed = format_seconds(self.plain_s), format_seconds(self.compressed_s)
+        return f"{self.elements} numbers take {plain}, compressed {compressed}"
+
+
+@dataclass(frozen=True, kw_only=True)
 class Summary:
     """What compression did to a model's gradients, as one worker saw it."""
 
@@ -68,8 +85,17 @@ class Summary:
     memory_bytes: int
     declined: tuple[int, ...]
     """Widths that are not used because no compression is faster."""
+    left: bool = False
+    """Whether everything is left to torch, because that is fastest."""
+    compared: Comparison | None = None
+    """Why nothing is compressed, where that was decided in this process."""
     total: Report
     """Bytes and times of all steps."""
+
+    @property
+    def nothing_pays(self) -> bool:
+        """Whether nothing is compressed, because that is faster."""
+        return (self.left or bool(self.declined)) and set(self.bits.values()) <= {EXACT}
 
     @property
     def mean_bits(self) -> float:
@@ -79,12 +105,21 @@ class Summary:
     def to_json(self) -> dict[str, Any]:
         """As plain data."""
         plain = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "total"}
-        return {**plain, "mean_bits": self.mean_bits, "total": self.total.to_json()}
+        compared = None if self.compared is None else asdict(self.compared)
+        return {**plain, "compared": compared, "mean_bits": self.mean_bits, "total": self.total.to_json()}
 
     def __str__(self) -> str:
         from plait.units import format_bytes, format_seconds
 
-        return (
-            f"{self.steps} steps, {self.mean_bits:.2f} bits a number on the wire; {self.total}; "
-            f"{format_seconds(self.exposed_s)} exposed; {format_bytes(self.memory_bytes)} of memory"
-        )
+        parts = []
+        if self.nothing_pays:
+            found = "" if self.compared is None else f" ({self.compared})"
+            parts = [f"declined: uncompressed is faster here{found}", "decline=False compresses all the same"]
+        if not parts or self.total.operations:  # else there is nothing to tell of
+            parts += [
+                f"{self.mean_bits:.2f} bits a number on the wire",
+                f"{self.total}",
+                f"{format_seconds(self.exposed_s)} exposed",
+                f"{format_bytes(self.memory_bytes)} of memory",
+            ]
+        return f"{self.steps} steps, {'; '.join(parts)}"

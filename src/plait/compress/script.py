@@ -7,8 +7,8 @@
 - ``torch.distributed.fsdp`` takes most of a second to import, so it is changed when the script imports it.
 
 What PLAIT_COMPRESS says is read when a model is made: a value that cannot be used ends the script there,
-rather than let it train uncompressed for a day. Rank 0 says in a line what is done, and at the end what
-it saved.
+rather than let it train uncompressed for a day, and with a line in place of a traceback, since the script has
+made no mistake. Rank 0 says in a line what is done, and at the end what it saved.
 """
 
 from __future__ import annotations
@@ -16,9 +16,13 @@ from __future__ import annotations
 import atexit
 import functools
 import importlib.util
+import os
 import sys
+import threading
+import time
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
@@ -27,6 +31,7 @@ from typing import TYPE_CHECKING, Any
 
 from plait.compress.environment import asked_for
 from plait.compress.rules import EXACT
+from plait.errors import FileError, UsageError
 from plait.units import format_bytes
 from plait_autoload import VARIABLE
 
@@ -41,6 +46,9 @@ _FSDP = "torch.distributed.fsdp"
 _MARK = "_wrapped_by_plait"
 _SHARDED_AUTO = 4
 """The bits that "auto" means for a sharded model: they are not chosen there."""
+_EXIT_USAGE = 2
+_FIRST_S = 5.0
+"""How long a host's other workers leave it to its first to say what is wrong."""
 
 
 def install() -> None:
@@ -76,7 +84,8 @@ class _DataParallel:
         """Attach a model when it is complete."""
 
         def init(ddp: Any, *args: Any, **kwargs: Any) -> None:
-            compression = asked_for()
+            with _mistakes_in_a_line():
+                compression = asked_for()
             original(ddp, *args, **kwargs)
             if compression is None or ddp.process_group.size() < 2:
                 return
@@ -85,9 +94,10 @@ class _DataParallel:
                 return
             from plait.compress.hook import attach_ddp
 
-            attachment = attach_ddp(ddp, compression)
+            with _mistakes_in_a_line():
+                attachment = attach_ddp(ddp, compression)
             self._attached.add(ddp)
-            _say(_described(attachment.report(), compression.bits, left=attachment.left))
+            _say(_described(attachment.report(), compression.bits))
             current = [attachment]
 
             def taken_over(by: Attachment) -> None:
@@ -161,7 +171,8 @@ class _FullyShard:
         """Have sharded modules attached at the first forward pass."""
 
         def fully_shard(module: Any, *args: Any, **kwargs: Any) -> Any:
-            compression = asked_for()
+            with _mistakes_in_a_line():
+                compression = asked_for()
             sharded = original(module, *args, **kwargs)
             if compression is not None:
                 import torch
@@ -191,12 +202,14 @@ def _attach_sharded(module: nn.Module) -> None:
     from plait.compress.shard_group import is_compressed
     from plait.compress.sharded import attach_fsdp
 
-    compression = asked_for()
+    with _mistakes_in_a_line():
+        compression = asked_for()
     if compression is None or dist.get_world_size() < 2 or is_compressed(module):
         return
     if compression.bits == "auto":
         compression = replace(compression, bits=_SHARDED_AUTO)
-    attachment = attach_fsdp(module, compression)
+    with _mistakes_in_a_line():
+        attachment = attach_fsdp(module, compression)
     _say(_described(attachment.report(), compression.bits))
     if _is_first():
         # Held by the module, which it holds itself: both can still be freed together.
@@ -218,21 +231,42 @@ def _around_first_fsdp(original: Callable[..., None]) -> Callable[..., None]:
         _say("FullyShardedDataParallel (FSDP1) is NOT compressed; models made with fully_shard (FSDP2) are")
 
     def init(fsdp: Any, *args: Any, **kwargs: Any) -> None:
-        if asked_for() is not None:
+        with _mistakes_in_a_line():
+            asked = asked_for()
+        if asked is not None:
             say()
         original(fsdp, *args, **kwargs)
 
     return init
 
 
-def _described(report: Summary, asked: Bits, *, left: bool = False) -> str:
-    """What is compressed, in one line; ``left``: nothing is, since DDP by itself was faster."""
+@contextmanager
+def _mistakes_in_a_line() -> Iterator[None]:
+    """End the process with a line where what the variable asks for cannot be had."""
+    try:
+        yield
+    except (UsageError, FileError) as error:
+        if threading.current_thread() is not threading.main_thread():
+            raise  # there, an exit would end the thread alone, and silently
+        # A launcher ends all workers as soon as one has ended, so the first must not come too late to speak.
+        # The first of the host, since variables are a host's: rank 0 may have another value, and none to say.
+        if os.environ.get("LOCAL_RANK", "0") != "0":
+            time.sleep(_FIRST_S)
+        _say_line(str(error))
+        raise SystemExit(_EXIT_USAGE) from None
+
+
+def _described(report: Summary, asked: Bits) -> str:
+    """What is compressed, in one line."""
     widths = sorted({width for width in report.bits.values() if width != EXACT})
     exact = sum(width == EXACT for width in report.bits.values())
     off = f"{VARIABLE}=off switches this off"
     if not widths:
-        why = "that is faster on this network" if left or report.declined else "none is large enough"
-        return f"gradients of all {exact} parameters stay uncompressed: {why} ({off})"
+        stay = f"gradients of all {exact} parameters stay uncompressed"
+        if report.left or report.declined:
+            anyway = f"{VARIABLE}=bits={asked},decline=false compresses all the same"
+            return f"{stay}: that is faster on this network ({off}); {anyway}"
+        return f"{stay}: none is large enough ({off})"
     shown = " and ".join(map(str, widths)) + " bits" + (" until others are chosen" if asked == "auto" else "")
     return f"gradients of {len(report.bits) - exact} parameters in {shown}, of {exact} exact ({off})"
 

@@ -84,6 +84,11 @@ class ShardedSummary(Summary):
     reduce: Report
     """The all-reduce among replicas."""
 
+    @property
+    def nothing_pays(self) -> bool:
+        """Whether neither gradients nor weights are compressed, because that is faster."""
+        return super().nothing_pays and set(self.gather_bits.values()) <= {EXACT}
+
     def to_json(self) -> dict[str, Any]:
         """As plain data."""
         reports = {each.name: getattr(self, each.name) for each in fields(self)}
@@ -124,7 +129,7 @@ class ShardedAttachment:
 
     def report(self) -> ShardedSummary:
         """What compression saved and took so far, on this worker."""
-        sums: dict[str, Report] = {each: Report() for each in ("scatter", "gather", "reduce", "total")}
+        sums: dict[str, Any] = {each: Report() for each in ("scatter", "gather", "reduce", "total")}
         for traffic in self._traffics:
             for exchange, report in traffic.reports().items():
                 sums[exchange].add(report)

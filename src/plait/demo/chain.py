@@ -28,7 +28,7 @@ def gpt2(*, width: int = 96, layers: int = 3, heads: int = 4) -> nn.Module:
     """A small GPT-2, as Hugging Face builds it from a config."""
     if importlib.util.find_spec("transformers") is None:
         raise UsageError(
-            "the demo trains a Hugging Face GPT-2", setting="extras", works="pip install 'plait[hf]'"
+            "the demo trains a Hugging Face GPT-2", setting="extras", works="pip install transformers"
         )
     from transformers import GPT2Config, GPT2LMHeadModel
 

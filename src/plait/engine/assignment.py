@@ -10,6 +10,7 @@ from plait.cluster import Cluster
 from plait.engine.task import Task
 from plait.job import Job
 from plait.spill.selection import Selection
+from plait.spill.settings import check_likely
 from plait.strategy.option import Option
 from plait.strategy.workload import Placement, WorkloadPlan
 
@@ -82,6 +83,7 @@ def _placed(plan: WorkloadPlan, jobs: Mapping[str, Job], manner: Manner) -> list
             devices=devices,
             cores=_cores(plan.cluster, devices),
             memory_bytes=_memory(placements[0].option, plan.cluster, devices, manner),
+            save_every=manner.save_every,
             expected_step_ms=placements[0].option.step_ms,
         )
         start_ms = min(placement.start_ms for placement in placements)
@@ -104,7 +106,8 @@ def _one(placement: Placement, job: Job, cluster: Cluster, manner: Manner) -> Ta
         priority="background" if behind else "foreground",
         memory_bytes=_memory(option, cluster, placement.devices, manner) if spills else None,
         max_slowdown=manner.max_slowdown,
-        save_every=manner.save_every or _save_every(option),
+        # Who spills commits about every 30 seconds by the clock, which needs no forecast.
+        save_every=manner.save_every or (None if spills else _save_every(option)),
         expected_step_ms=option.step_ms,
     )
 
@@ -118,6 +121,8 @@ def _sweep(name: str, selection: Selection, plan: WorkloadPlan, made: Sequence[T
     names = tuple(device.name for device in cluster.devices_of(host))
     asked = selection.job.memory_bytes or manner.memory_bytes
     each = asked if asked is not None else min(cluster.device(device).memory_bytes for device in names)
+    if cluster.device(names[0]).kind == "cpu":  # a GPU's memory is not what processes take
+        check_likely(each * len(names), len(names), what=f"sweep {name!r}")
     foreground = [task for task in made if task.priority == "foreground"]
     return Task(
         name=name,
@@ -130,6 +135,7 @@ def _sweep(name: str, selection: Selection, plan: WorkloadPlan, made: Sequence[T
         after=() if behind else tuple(task.name for task in foreground if set(task.devices) & set(names)),
         memory_bytes=each * len(names),
         max_slowdown=manner.max_slowdown,
+        save_every=manner.save_every,
     )
 
 

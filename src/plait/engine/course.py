@@ -87,7 +87,9 @@ class Attempt:
     def ended(self, codes: Sequence[int | None], rank: int, log: Path) -> Failure:
         """Why it has, where a worker ended."""
         if self.error is not None:
-            return self.failed("raised", str(self.error["text"]), final=bool(self.error["final"]))
+            cause: Cause = "disk" if self.error["kind"] in ("FileError", "OSError") else "raised"
+            where = f", all of it in {self.error['log']}" if "log" in self.error else ""
+            return self.failed(cause, f"{self.error['text']}{where}", final=bool(self.error["final"]))
         code, name = codes[rank], self.workers[rank].name
         if code == LOST:
             return self.failed("lost", f"rank {rank} on {name} is gone")
@@ -116,6 +118,8 @@ class Course:
     ended_s: float = 0.0
     facts: dict[str, dict[str, Any]] = field(default_factory=dict)
     """By job, what is known of it besides its steps, such as the share of a background job."""
+    heard: set[str] = field(default_factory=set)
+    """Jobs of which a step was told."""
     settled: set[str] = field(default_factory=set)
     """Jobs of which there is a result."""
 

@@ -1,20 +1,28 @@
-"""What to tell of a job whose own code raises: which job it is, and what its model was called with.
+"""What to tell of a job whose own code raises: which job it is, which part of it, and what that was given.
 
 torch says which two matrices do not fit each other, deep in a layer; who wrote the job wants to know what of
-the job does not fit. So the model is called once more, plainly, with the job's first batch.
+the job does not fit. So its parts are made once more, plainly; the model is called with the job's first
+batch, and the optimizer asked for a step.
 """
 
 from __future__ import annotations
 
 import inspect
 import logging
+import sys
+import traceback
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
 
 from plait.errors import PlaitError, UsageError
 
 if TYPE_CHECKING:
+    from torch import nn
+    from torch.optim import Optimizer
+
+    from plait.factory import Factory
     from plait.job import Job
 
 _TRACING = "torch._subclasses.fake_tensor"
@@ -34,24 +42,57 @@ def hushed() -> Iterator[None]:
 
 
 def explained(jobs: Iterable[Job], error: Exception) -> Exception:
-    """The error of the first job whose model or loss does not take what its data gives; else as it was."""
+    """The error of the first job of which a part cannot be made or does not fit; else as it was."""
     for job in jobs:
         try:
             found = _misfit(job)
-        except Exception:  # it cannot even be built: what was raised first says more
+        except Exception:  # that cannot be told apart: what was raised first says more
             return error
         if found is not None:
             return found
     return error
 
 
+def cited(error: BaseException) -> str:
+    """What an error of somebody else's says, in one line, and where: the last line that is not installed."""
+    text = " ".join(f"{type(error).__name__}: {error}".split())[:300]
+    frames = traceback.extract_tb(error.__traceback__)
+    installed = (sys.prefix, sys.base_prefix, str(Path(__file__).parents[1]))
+    own = [frame for frame in frames if not frame.filename.startswith(installed)] or frames[-1:]
+    return f"{text} ({Path(own[-1].filename).name}:{own[-1].lineno})" if own else text
+
+
+@contextmanager
+def _using(job: Job, part: str, works: str) -> Iterator[None]:
+    """Say which part of a job raises."""
+    try:
+        yield
+    except PlaitError:
+        raise
+    except Exception as error:
+        target = cast("Factory", getattr(job, part)).target
+        raise UsageError(
+            f"job {job.name!r}: its {part} {target} raised {cited(error)}", setting=part, works=works
+        ) from error
+
+
 def _misfit(job: Job) -> UsageError | None:
     from plait.determinism import reproducible
 
     with reproducible(job.threads):
-        batches, objective, model = job.build_batches(), job.build_objective(), job.build_model()
-        batch = batches.fetch(batches.indices(0))
-        args, kwargs = objective.model_inputs(batch)
+        try:
+            objective = job.build_objective()
+            with _using(job, "data", "a function of (seed) that returns a data set"):
+                batches = job.build_batches()
+                batch = batches.fetch(batches.indices(0))
+            with _using(job, "inputs", "a function of (batch): a dict for keywords, or a tuple"):
+                args, kwargs = objective.model_inputs(batch)
+            with _using(job, "model", "a function that returns an nn.Module when it is called"):
+                model = job.build_model()
+            with _using(job, "optimizer", "arguments that it takes, such as lr=0.001"):
+                optimizer = job.build_optimizer(model.named_parameters())
+        except UsageError as error:
+            return error
         takes = f"{type(model).__name__}.forward{inspect.signature(model.forward)}"
         given = ", ".join([*map(_described, args), *(f"{n}={_described(v)}" for n, v in kwargs.items())])
         try:
@@ -74,6 +115,25 @@ def _misfit(job: Job) -> UsageError | None:
                 setting="loss, data",
                 works="targets of the shape that the loss takes",
             )
+        return _unsteppable(job, model, optimizer)
+
+
+def _unsteppable(job: Job, model: nn.Module, optimizer: Optimizer) -> UsageError | None:
+    """Why an optimizer takes no step of its own, with a gradient in every parameter; None if it does."""
+    import torch
+
+    for parameter in model.parameters():
+        if parameter.requires_grad:
+            parameter.grad = torch.zeros_like(parameter)
+    try:
+        optimizer.step()
+    except Exception as error:
+        return UsageError(
+            f"job {job.name!r}: its optimizer {type(optimizer).__name__} cannot step by itself, given dense "
+            f"gradients: {cited(error)}",
+            setting="optimizer",
+            works="one whose step() needs no closure, such as torch.optim.AdamW",
+        )
     return None
 
 

@@ -8,6 +8,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from plait.spill.outcome import Figures, comparison
+
 MOST_POINTS = 200
 """Of a curve: more would be slow to draw, and no easier to read."""
 LARGEST = 1e15
@@ -93,6 +95,16 @@ def reason(compared: Row, placed: Placed | None) -> str:
     if (placed.option, count) == (chosen.get("name"), chosen.get("devices")):
         return alone
     return f"{placed.option} on {where}, beside others{step}; alone on all: {alone}"
+
+
+def foretold(facts: Row) -> list[tuple[str, str, str]]:
+    """What jobs that spill took: what it is, what was foretold, and what was measured."""
+    told = facts.get("foretold"), facts.get("measured")
+    try:
+        forecast, measured = (Figures(**one) for one in told if isinstance(one, Mapping))
+        return comparison(forecast, measured)
+    except (TypeError, ValueError):  # of another version
+        return []
 
 
 def number(value: object) -> float | None:

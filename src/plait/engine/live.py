@@ -14,7 +14,7 @@ from __future__ import annotations
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
@@ -100,6 +100,8 @@ class View:
 
     def update(self, job: str, row: Mapping[str, Any]) -> None:
         """A job has moved on; what a row does not say stays as it was."""
+        if "evaluation" in row and "loss" not in row:  # told when the job has ended, of steps long done
+            return
         with self._lock:
             known = self._jobs.setdefault(job, {"job": job})
             known |= {name: value for name, value in row.items() if name != "evaluation"}
@@ -110,10 +112,11 @@ class View:
             if job not in self._said_s or now_s - self._said_s[job] >= LINE_SECONDS:
                 self._say(job, now_s)
 
-    def event(self, text: str) -> None:
-        """Something happened; it is shown at once."""
+    def event(self, text: str, jobs: Collection[str] = ()) -> None:
+        """Something happened; it is shown at once, after the last line of the ``jobs`` that it is about."""
         with self._lock:
             if self._live is None:
+                self._say_unsaid(jobs)
                 self._write(_printable(text))
                 return
         # Not within the lock: who draws the table has the console, and wants the lock.
@@ -125,8 +128,7 @@ class View:
         with self._lock:
             live, self._live = self._live, None
             if live is None:
-                for job in [name for name in self._jobs if name in self._unsaid]:
-                    self._say(job, self._clock())
+                self._say_unsaid(self._jobs)
         if live is not None:
             live.stop()
 
@@ -137,6 +139,10 @@ class View:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.end()
+
+    def _say_unsaid(self, jobs: Collection[str]) -> None:
+        for job in [name for name in self._jobs if name in jobs and name in self._unsaid]:
+            self._say(job, self._clock())
 
     def _say(self, job: str, now_s: float) -> None:
         self._said_s[job] = now_s

@@ -49,7 +49,8 @@ def mind(task: Task, folder: Path, situation: Situation, teller: Teller) -> int:
             if teller.is_alone and not promoted:
                 promoted = True
                 work.promote()
-                text = f"nothing is left in the foreground: it goes on with {work.report.protection}"
+                priority, _, _ = work.report.protection.partition(", ")
+                text = f"nothing is left in the foreground: it goes on with {priority}"
                 teller.tell(event={"kind": "decision", "text": text})
             if teller.should_stop and asked_s is None:
                 asked_s = time.monotonic()  # the engine has asked the work itself, too

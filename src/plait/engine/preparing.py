@@ -4,21 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
 from typing import Literal, get_args
 
 from plait.burst.controller import Control
 from plait.cluster import Cluster
+from plait.destination import not_written
 from plait.engine.assignment import narrowed
 from plait.engine.diagnosis import explained, hushed
 from plait.engine.emit import Kind
 from plait.engine.launcher import Launcher, LocalLauncher
 from plait.engine.machine import this_machine
+from plait.engine.refusal import check_cores, check_evaluations
 from plait.engine.task import Compress, Task
 from plait.engine.workload import Workload
 from plait.errors import FileError, UsageError
 from plait.job import Strategy
 from plait.strategy.comparison import STRATEGIES
+from plait.strategy.measuring import check_threads
 from plait.strategy.planning import plan as plan_jobs
 from plait.strategy.workload import Objective, WorkloadPlan
 from plait.units import parse_whole
@@ -95,6 +99,8 @@ def launcher_of(
             setting="engine",
             works="'ray', or a cluster of one host",
         )
+    if starts:
+        check_cores(cluster)
     return LocalLauncher(cluster.devices), cluster
 
 
@@ -107,6 +113,10 @@ def planned(
     progress: Callable[[str], object],
 ) -> WorkloadPlan:
     """What is to run where; jobs that were never measured are."""
+    every = [*workload.jobs, *(selection.job for selection in workload.sweeps.values())]
+    for job in every:
+        check_threads(job)
+    check_evaluations(every)
     if not workload.jobs:  # sweeps alone are not compared: they take turns on all there is
         return WorkloadPlan(
             cluster=cluster, objective=objective, ways=(), comparisons={}, bound_ms=0.0,
@@ -148,7 +158,7 @@ def check_placed(made: WorkloadPlan) -> None:
     compared = [made.comparisons[name] for name in made.unplaced if name in made.comparisons]
     options = [option for each in compared for option in each.options if option.why_not is not None]
     reasons = dict.fromkeys(f"{option.name}: {option.why_not}" for option in options)
-    changes = [change.text for each in compared for change in each.changes[:1]]
+    changes = list(dict.fromkeys(change.text for each in compared for change in each.changes[:1]))
     works = changes or list(dict.fromkeys(option.works for option in options if option.works is not None))
     raise UsageError(
         f"{', '.join(made.unplaced)} cannot be run here: {'; '.join(reasons) or made.why}",
@@ -183,13 +193,22 @@ def narrow(task: Task, left: frozenset[str], cluster: Cluster) -> Task | None:
     return narrowed(task, made.placements[0], smaller)
 
 
-def new_directory(workload: Workload) -> Path:
-    """The first of runs/gpt, runs/gpt-2 and so on that is not there yet."""
+def new_directory(workload: Workload, *, claim: bool) -> Path:
+    """The first of runs/gpt, runs/gpt-2 and so on that is not there yet; ``claim`` makes it at once."""
     names = [*(job.name for job in workload.jobs), *workload.sweeps]
     base = names[0] if len(names) == 1 else f"{names[0]}-and-{len(names) - 1}"
-    number = 1
-    while (found := RUNS / (base if number == 1 else f"{base}-{number}")).exists():
-        number += 1
+    for number in count(1):
+        found = RUNS / (base if number == 1 else f"{base}-{number}")
+        if found.exists():
+            continue
+        if claim:
+            try:
+                found.mkdir(parents=True)
+            except FileExistsError:  # another run was faster
+                continue
+            except OSError as error:
+                raise not_written(found, error, setting="directory") from None
+        break
     return found
 
 

@@ -26,6 +26,7 @@ from plait.errors import UsageError
 _ADDRESS, _MODE = "RAY_ADDRESS", "RAY_AUTH_MODE"
 _STORE_BYTES = 100 << 20
 """Of a cluster of our own: nothing goes through the object store."""
+_PREFIX, _OWNER = "plait-ray-", "owner"
 _LONGEST_FOLDER = 20
 """Below it Ray makes sockets, whose paths have 107 characters at most."""
 _ANSWER_S = 5.0
@@ -118,8 +119,11 @@ class Connection:
             )
         usual = tempfile.gettempdir()
         # A folder of its own, so that nothing stays behind and nobody joins this cluster by accident.
-        folder = tempfile.mkdtemp(prefix="plait-ray-", dir=usual if len(usual) <= _LONGEST_FOLDER else "/tmp")
+        place = Path(usual if len(usual) <= _LONGEST_FOLDER else "/tmp")
+        _clear(place)
+        folder = tempfile.mkdtemp(prefix=_PREFIX, dir=place)
         self._folder = Path(folder)
+        (self._folder / _OWNER).write_text(str(os.getpid()))
         try:
             self._init(
                 "this machine",
@@ -130,6 +134,7 @@ class Connection:
                 object_store_memory=_STORE_BYTES,
                 _temp_dir=folder,
             )
+            self._folder.chmod(0o700)  # Ray lets everybody in
         except BaseException:
             self.close()
             raise
@@ -146,13 +151,24 @@ class Connection:
             ) from None
 
 
+def _clear(place: Path) -> None:
+    """Remove the folders of clusters whose owners were killed."""
+    for folder in place.glob(f"{_PREFIX}*"):
+        try:
+            owner = int((folder / _OWNER).read_text())
+        except (OSError, ValueError):  # it is being made, or somebody else's
+            continue
+        if not Path(f"/proc/{owner}").exists():
+            shutil.rmtree(folder, ignore_errors=True)
+
+
 def module(name: str) -> Any:
     """A module of Ray, which may not be installed."""
     try:
         return importlib.import_module(name)
     except ImportError as error:
         raise UsageError(
-            f"Ray cannot be imported: {error}", setting="engine", works="pip install 'plait[ray]'"
+            f"Ray cannot be imported: {error}", setting="engine", works="pip install 'ray>=2.60'"
         ) from None
 
 

@@ -33,6 +33,8 @@ FORMAT = "plait.run/1"
 CONFIG, PLAN, ENVIRONMENT = "config.json", "plan.json", "environment.json"
 METRICS, EVENTS = "metrics.jsonl", "events.jsonl"
 TIMELINE, REPORT, TENSORBOARD = "timeline.json", "report.html", "tensorboard"
+CLUSTER = "cluster.toml"
+"""What it ran on."""
 KINDS = ("planned", "started", "restarted", "failed", "finished", "stopped", "resumed", "decision")
 """Of events."""
 _LOCK = "lock"
@@ -237,6 +239,14 @@ class Record:
         self._attempts[job] = attempt
         self._metrics.add({"time": time.time(), **row})
         return True
+
+    def complete(self, job: str, losses: Sequence[float]) -> None:
+        """Add the steps that nobody told of: a worker may die between its checkpoint and its word."""
+        told = {row["step"] for row in self.rows().get(job, ())}
+        attempt = self._attempts.get(job, 0)
+        for step, loss in enumerate(losses):
+            if step not in told:
+                self.step({"job": job, "step": step, "attempt": attempt, "loss": loss})
 
     def event(self, kind: str, text: str, *, job: str | None = None, **facts: Any) -> None:
         """Add something that happened; ``kind`` is one of :data:`KINDS`."""

@@ -10,20 +10,21 @@ on and after it was killed: it shows what is there.
 from __future__ import annotations
 
 import json
-import shlex
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, get_args
 
 from plait.engine import figures, timelines
 from plait.engine.figures import Points
 from plait.engine.reading import Reading
 from plait.engine.record import REPORT, TIMELINE, Record, latest, write_whole
-from plait.page import Heading, Paragraph, Section, Table, page, text
+from plait.engine.repeating import repeat
+from plait.engine.result import End
+from plait.page import Heading, Paragraph, Section, Table, page
 from plait.plot import Plot, Series
 from plait.timeline import Timeline
 from plait.timeline.picture import HOW_TO, Gantt
@@ -36,26 +37,9 @@ _CURVES = 8
 _TROUBLE = ("failed", "broken", "waiting", "restarted", "stopping", "stopped", "resumed")
 _DECISIONS = ("planned", "decision")
 _NONE = "—"
-_ARGUMENTS = ("strategy", "compress", "objective", "save_every", "max_slowdown")
-"""Of ``plait.run``, as a run's config has them."""
+_NOTHING = "Nothing to draw was recorded."
 
 Row = Mapping[str, Any]
-
-
-@dataclass(frozen=True)
-class Code:
-    """Lines as they would be typed; a :class:`plait.page.Section`."""
-
-    text: str
-    style: ClassVar[str] = (
-        "pre{overflow-x:auto;padding:.6em .8em;background:#8881;font-size:.9em}"  # on light and on dark
-    )
-    script: ClassVar[str] = ""
-
-    @property
-    def html(self) -> str:
-        """The lines."""
-        return f"<pre>{text(self.text)}</pre>"
 
 
 def report(directory: str | Path) -> Path:
@@ -63,7 +47,7 @@ def report(directory: str | Path) -> Path:
     record = Record.read(directory)
     made = _Page(run=Reading.of(record))
     path = record.directory / REPORT
-    write_whole(path, page(f"Run {record.name}", made.sections()))
+    write_whole(path, page(f"Run of {_few(made.run.jobs) or 'no jobs'}", made.sections()))
     if made.measured.spans:
         write_whole(record.directory / TIMELINE, json.dumps(made.measured.to_json()) + "\n")
     return path
@@ -95,7 +79,7 @@ class _Page:
             *self._happened("Failures and restarts", _TROUBLE, none="None."),
             *self._others(),
             *self._environment(),
-            *self._repeat(),
+            *repeat(self.run),
         ]
 
     # --- what ran ------------------------------------------------------------------------------------
@@ -104,14 +88,21 @@ class _Page:
         states = Counter(self.run.state(job) for job in self.run.jobs)
         told = ", ".join(f"{count} {state}" for state, count in states.items()) or "none"
         begun = datetime.fromtimestamp(self.run.begin_s, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
-        said = f"{len(self.run.jobs)} job{'s' * (len(self.run.jobs) != 1)} ({told}), begun {begun}"
+        count, where = len(self.run.jobs), self.run.record.directory
+        said = f"{count} job{'s' * (count != 1)} ({told}) in {where}, begun {begun}{self._took(states)}."
+        problems = (Paragraph(f"Not all could be read: {problem}.") for problem in self.run.problems)
+        return [Paragraph(said), *problems]
+
+    def _took(self, states: Iterable[str]) -> str:
+        """How long the run was at it; of one that has not ended, how long it is known to have been."""
         end_s = max(figures.values([*self.run.events, *self.run.history], "time"), default=self.run.begin_s)
-        parts: list[Section] = [
-            Paragraph(
-                f"{said}; {format_seconds(end_s - self.run.begin_s)} until the last that is known of it."
-            )
-        ]
-        return [*parts, *(Paragraph(f"Not all could be read: {problem}.") for problem in self.run.problems)]
+        if end_s <= self.run.begin_s:
+            return ""
+        took = format_seconds(end_s - self.run.begin_s)
+        if not set(states) <= set(get_args(End)):
+            return f"; last heard of after {took}"
+        paused = any(event["kind"] == "resumed" for event in self.run.events)
+        return f"; it took {took}{', pauses before it was resumed included' * paused}"
 
     def _what_ran(self) -> list[Section]:
         rows = self.run.rows
@@ -206,7 +197,7 @@ class _Page:
         parts: list[Section] = [Heading("Throughput")]
         if shown:
             parts.append(Table(columns=("job", "samples/s", "steps that were timed"), rows=shown))
-        return [*parts, *_plots("Throughput", "samples/s", curves)]
+        return [*parts, *_plots("Throughput", "samples/s", curves, none=None if shown else _NOTHING)]
 
     # --- the plan beside what came of it ---------------------------------------------------------------
 
@@ -259,16 +250,28 @@ class _Page:
             mean = sum(sizes) / len(sizes) if sizes else None
             cells = (mean, planned, sum(sizes) if sizes else None, peak)
             shown.append((job, *(_NONE if size is None else format_bytes(size) for size in cells)))
-        if not shown:
+        parts: list[Section] = []
+        if shown:
+            columns = ("job", "sent a step", "planned", "sent in all", "most memory")
+            parts.append(Table(columns=columns, rows=shown))
+            told = "What was sent, and memory, are the first worker's; what was planned is of all together."
+            parts += [Paragraph(told), *_plots("Sent a step", "bytes", curves, none=None)]
+        parts += self._spilled()
+        return [Heading("Bytes"), *parts] if parts else []
+
+    def _spilled(self) -> list[Section]:
+        """What jobs that spill read, wrote and held: jobs that take turns have it in common."""
+        found: dict[str, Row] = {}
+        for job in self.run.jobs:
+            task = self.run.task_of(job)
+            if job in self.run.results and self.run.results[job].facts:
+                found[job if task is None else task.name] = self.run.results[job].facts
+        rows = [(name, *row) for name, facts in found.items() for row in figures.foretold(facts)]
+        if not rows:
             return []
-        columns = ("job", "sent a step", "planned", "sent in all", "most memory")
         return [
-            Heading("Bytes"),
-            Table(columns=columns, rows=shown),
-            Paragraph(
-                "What was sent, and memory, are the first worker's; what was planned is of all together."
-            ),
-            *_plots("Sent a step", "bytes", curves, none=None),
+            Table(columns=("spilled", "what", "foretold", "measured"), rows=rows),
+            Paragraph("Of jobs that take turns it is that of all together, since the last start or restart."),
         ]
 
     # --- what happened -------------------------------------------------------------------------------
@@ -284,20 +287,23 @@ class _Page:
     def _table(self, events: Sequence[Row], none: str) -> list[Section]:
         if not events:
             return [Paragraph(none)]
-        rows = []
+        rows: list[tuple[str, ...]] = []
         for event in events:
             at_s = figures.number(event.get("time"))
             facts = {k: v for k, v in event.items() if k not in ("time", "kind", "job", "text")}
             rows.append(
                 (
                     _NONE if at_s is None else f"{at_s - self.run.begin_s:.1f}",
-                    event["kind"],
-                    event.get("job", ""),
+                    str(event["kind"]),
+                    str(event.get("job", "")),
                     str(event.get("text", "")),
                     ", ".join(f"{name}={str(value)[:200]}" for name, value in facts.items()),
                 )
             )
-        return [Table(columns=("after s", "what", "job", "why", "facts"), rows=rows)]
+        columns: tuple[str, ...] = ("after s", "what", "job", "why", "facts")
+        if not any(facts for *_, facts in rows):
+            columns, rows = columns[:-1], [row[:-1] for row in rows]
+        return [Table(columns=columns, rows=rows)]
 
     # --- the rest ------------------------------------------------------------------------------------
 
@@ -314,39 +320,6 @@ class _Page:
             return []
         return [Heading("Environment"), Table(columns=("", ""), rows=rows)]
 
-    def _repeat(self) -> list[Section]:
-        where = str(self.run.record.directory)
-        command = self.run.config.get("command")
-        parts: list[Section] = [Heading("How to repeat it")]
-        if isinstance(command, list) and command:
-            parts.append(Code(shlex.join(str(word) for word in command)))
-        sweeps, jobs = list(self.run.trials), f"Record.read({where!r}).jobs"
-        if sweeps:  # which are written down as the jobs that their trials are made from
-            jobs = f"[job for job in {jobs} if job.name in {self._plain_jobs()!r}]"
-        given = [jobs]
-        given += [
-            f"{name}={value!r}"
-            for name, value in self.run.config.items()
-            if name in _ARGUMENTS and value is not None
-        ]
-        lines = [
-            "import plait",
-            "from plait.engine.record import Record",
-            "",
-            f"plait.run({', '.join(given)})",
-        ]
-        parts.append(Code("\n".join(lines)))
-        if sweeps:
-            told = f"Sweeps ({', '.join(sweeps)}) are not among these: ask for them as it was done here."
-            parts.append(Paragraph(told))
-        parts.append(Paragraph("To go on with it, where it was stopped or has failed:"))
-        parts.append(Code(shlex.join(["plait", "run", "--resume", where])))
-        parts.append(Paragraph("It was asked for with these settings:"))
-        return [*parts, Code(json.dumps(self.run.config, indent=1, ensure_ascii=False))]
-
-    def _plain_jobs(self) -> list[str]:
-        return [job for job in self.run.asked if job in self.run.jobs]
-
 
 def _plots(
     title: str,
@@ -354,7 +327,7 @@ def _plots(
     curves: Mapping[str, tuple[Points, bool]],
     *,
     from_zero: bool = True,
-    none: str | None = "Nothing to draw was recorded.",
+    none: str | None = _NOTHING,
 ) -> list[Section]:
     """Curves over steps, a few a plot; each point is the mean of some steps where there are many."""
     found = {name: (*figures.thinned(points), dashed) for name, (points, dashed) in curves.items()}

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -38,6 +39,10 @@ class JobResult:
     """Why it failed."""
     weights: Path | None = None
     """What it learned, as safetensors."""
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    """Of a job that spills, ``foretold`` and ``measured`` figures of all that took turns with it: bytes read
+    and written, peak memory and disk, and time, since the last start (:class:`plait.spill.outcome.Figures`).
+    """
 
     @property
     def steps(self) -> int:
@@ -67,6 +72,7 @@ class JobResult:
             content["losses"] = tuple(math.nan if loss is None else loss for loss in content["losses"])
             content["evaluations"] = tuple(Evaluated(**each) for each in content["evaluations"])
             content["skipped"] = tuple(content["skipped"])
+            content["facts"] = dict(content.get("facts", {}))  # those of earlier versions have none
             content["weights"] = None if content["weights"] is None else folder / content["weights"]
             return cls(**content)
         except (OSError, ValueError, KeyError, TypeError) as error:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-Cause = Literal["raised", "killed", "lost", "stalled"]
+Cause = Literal["raised", "disk", "killed", "lost", "stalled"]
+"""``disk``: a file could not be read or written, which may pass."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -21,6 +21,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from plait.cluster import Cluster
+from plait.engine import expectation
 from plait.engine.assignment import Manner, tasks_of
 from plait.engine.course import Limits
 from plait.engine.emit import Kind, Surroundings, emit
@@ -37,7 +38,8 @@ from plait.engine.preparing import (
     planned,
     told,
 )
-from plait.engine.record import Record
+from plait.engine.record import CLUSTER, Record
+from plait.engine.refusal import check_unchanged
 from plait.engine.report import report
 from plait.engine.result import JobResult
 from plait.engine.sinks import Sink, Sinks, chosen
@@ -51,10 +53,9 @@ from plait.job import Job, Strategy
 from plait.spill.progress import Show
 from plait.spill.selection import Selection
 from plait.strategy.workload import Objective, WorkloadPlan
-from plait.units import parse_bytes
+from plait.units import counted, parse_bytes
 
-CLUSTER = "cluster.toml"
-"""In a run's directory: what it ran on."""
+_MAX_SLOWDOWN = 1.05
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -107,7 +108,7 @@ def run(
     devices: int | None = None,
     memory: str | int | None = None,
     save_every: int | None = None,
-    max_slowdown: float = 1.05,
+    max_slowdown: float = _MAX_SLOWDOWN,
     limits: Limits | None = None,
     sinks: Sequence[str | Sink] = ("tensorboard",),
     profiles: str | Path | None = None,
@@ -146,12 +147,12 @@ def run(
         )
     limits = limits or Limits()
     if resume is not None:
-        if jobs is not None or cluster is not None or directory is not None:
-            raise UsageError(
-                "a run that goes on has its jobs, cluster and directory already",
-                setting="resume",
-                works=f"plait.run(resume={str(resume)!r})",
-            )
+        check_unchanged(
+            resume, jobs=jobs, cluster=cluster, directory=directory, dry_run=dry_run, write=write,
+            strategy=strategy != "auto", compress=compress, objective=objective != "makespan",
+            devices=devices, memory=memory, save_every=save_every,
+            max_slowdown=max_slowdown != _MAX_SLOWDOWN, profiles=profiles,
+        )  # fmt: skip
         return _go_on(Path(resume), engine, limits, sinks, show)
     if jobs is None:
         raise UsageError("there are no jobs to run", setting="jobs", works="plait.run([job])")
@@ -183,13 +184,15 @@ class _Asked:
     profiles: str | Path | None
     show: Show
 
-    def config(self, engine: EngineName | Launcher) -> dict[str, object]:
+    def config(self, engine: EngineName | Launcher, devices: int | None) -> dict[str, object]:
         """As it is written down."""
         return {
             "engine": engine if isinstance(engine, str) else type(engine).__name__,
             "strategy": self.strategy,
             "compress": self.compress,
             "objective": self.objective,
+            "devices": devices,
+            "memory": self.manner.memory_bytes,
             "save_every": self.manner.save_every,
             "max_slowdown": self.manner.max_slowdown,
         }
@@ -204,14 +207,32 @@ def _set_out(
     directory: str | Path | None,
 ) -> Run:
     """Plan a workload, show the plan, and carry it out."""
-    place = new_directory(workload) if directory is None else Path(directory)
+    if directory is not None:
+        return _set_out_in(Path(directory), workload, asked, engine, cluster, devices)
+    place = new_directory(workload, claim=not asked.dry_run)
+    try:
+        return _set_out_in(place, workload, asked, engine, cluster, devices)
+    finally:
+        with suppress(OSError):  # it holds a run, or was never made; what is empty was made for it
+            place.rmdir()
+            place.parent.rmdir()
+
+
+def _set_out_in(
+    place: Path,
+    workload: Workload,
+    asked: _Asked,
+    engine: EngineName | Launcher,
+    cluster: Cluster | None,
+    devices: int | None,
+) -> Run:
     Record.check_free(place)
     chosen(asked.sinks, place / "tensorboard")  # refused, if they are, before anything is done
     starts = not asked.dry_run and asked.write is None
     launcher, known = launcher_of(engine, cluster, devices, asked.manner.memory_bytes, place, starts=starts)
     with closing(launcher):
         view = View(asked.show)
-        view.event(f"planning for {len(known.devices)} devices")
+        view.event(f"planning for {counted(len(known.devices), 'device')}")
         made = planned(workload, known, asked.strategy, asked.objective, asked.profiles, view.event)
         check_placed(made)
         jobs = {job.name: job for job in workload.jobs}
@@ -233,7 +254,7 @@ def _set_out(
                 task.save(record.task_folder(task.name))
 
         every = [*workload.jobs, *(selection.job for selection in workload.sweeps.values())]
-        config = asked.config(engine)
+        config = asked.config(engine, devices)
         with Record.create(place, config=config, plan=made.to_json(), jobs=every, keep=keep) as record:
             record.event("planned", made.why)
             if asked.write is None:
@@ -331,6 +352,8 @@ def _carry_out(
             kept = JobResult.load(record.folder(job.name))
             if kept is not None and job.name not in results:
                 results[job.name] = kept
+        for said in expectation.lines(record):
+            view.event(said)
         page = _report(record, view)
     except (KeyboardInterrupt, SystemExit):  # asked once more, when all has been stopped or is about to be
         view.event(f"go on with: plait run --resume {record.directory}")

@@ -255,13 +255,14 @@ class Supervisor:
         if (row := message.get("row")) is not None:
             if "evaluation" not in row:
                 attempt.step(row, time.monotonic())
-            row |= course.facts.get(str(row["job"]), {})
+            job = str(row["job"])
+            row |= course.facts.get(job, {})
+            course.heard.add(job)
             self._keep(row)
             self._sinks.row(row)
-            self._view.update(str(row["job"]), row)
+            self._view.update(job, row)
         if (facts := message.get("facts")) is not None:
-            for job in facts.pop("jobs"):
-                course.facts[job] = facts
+            course.facts |= dict.fromkeys(facts.pop("jobs"), facts)
         if (event := message.get("event")) is not None:
             self._event(str(event["kind"]), str(event["text"]), course)
         if (name := message.get("result")) is not None:
@@ -336,7 +337,7 @@ class Supervisor:
                 return attempt.failed("lost", text)
             if silent is not None and silent > self._limits.silence_s:
                 text = f"rank {rank} on {worker.name} has not been heard for {silent:.1f} s"
-                return attempt.failed("lost", text)
+                return attempt.failed("lost", f"{text} (limits.silence_s)")
         bound = max(self._limits.stall_s, _STALL_STEPS * attempt.longest_s)
         if now - attempt.moved_s > bound and course.task.priority == "foreground":
             return attempt.failed("stalled", f"no step was made for {now - attempt.moved_s:.0f} s")
@@ -387,6 +388,8 @@ class Supervisor:
                 found[name] = replace(made, seconds=seconds, restarts=course.retries.count)
                 try:
                     found[name].save(self._record.folder(name))
+                    if course.retries.count:
+                        self._record.complete(name, made.losses)
                 except (OSError, FileError) as error:  # what came of it is told all the same
                     self._view.event(f"{name}: its result is not written down: {error}")
         return found
@@ -398,4 +401,4 @@ class Supervisor:
         except FileError as error:  # as with rows: a full disk must not end what trains
             self._view.event(f"this is not written down: {error.what}")
         said = kind if text == kind else f"{kind}: {text}"
-        self._view.event(text if job is None else f"{job}: {said}")
+        self._view.event(text if job is None else f"{job}: {said}", () if course is None else course.heard)

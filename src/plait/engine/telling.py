@@ -40,10 +40,12 @@ class Teller:
         """Whether nothing is left to do in the foreground."""
         return self._line is not None and self._line.alone.is_set()
 
-    def wait_for_stop(self) -> None:
-        """Return once this worker is asked to stop."""
+    def wait_for_stop(self, over: threading.Event) -> bool:
+        """Wait until this worker is asked to stop; False where all is over before."""
         while not self.should_stop:
-            time.sleep(0.1)
+            if over.wait(0.1):
+                return False
+        return True
 
     def tell(self, **message: Any) -> None:
         """Say something, if anybody listens."""

@@ -6,7 +6,9 @@ import os
 import pickle
 import signal
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -184,6 +186,8 @@ def _take_turns(task: Task, folder: Path, teller: Teller, recording: Recording) 
     from plait.spill import fit, search
 
     told: dict[str, int] = {}
+    # A trial may be paused for as long as others take, so the time between its steps is not theirs.
+    pace = _Pace({} if task.kind == "search" else {job.name: job.batch for job in task.read_jobs()})
     selection: Selection | None = None
     if task.kind == "search":
         selection = pickle.loads((folder / SELECTION).read_bytes())
@@ -193,18 +197,21 @@ def _take_turns(task: Task, folder: Path, teller: Teller, recording: Recording) 
             if selection is not None and job not in told:
                 save_trials(folder, {name: trial.values for name, trial in dict(selection.trials).items()})
             told[job] = done
-            teller.step(job, {"step": done - 1, "loss": loss if loss - loss == 0 else None})
+            row = {"step": done - 1, "loss": loss if loss - loss == 0 else None}
+            teller.step(job, row | pace.after(job, done))
 
     settings: dict[str, Any] = {
         "memory": task.memory_bytes,
         "devices": len(task.devices),
         "directory": folder / SPILL_FOLDER,
         "resume": True,
+        "commit_every": task.save_every,
         "show": partial(print, flush=True),
         "on_step": on_step,
         "timeline": recording.details,
     }
-    threading.Thread(target=_interrupt, args=(teller,), name="plait-stop", daemon=True).start()
+    over = threading.Event()
+    threading.Thread(target=_interrupt, args=(teller, over), name="plait-stop", daemon=True).start()
     try:
         if selection is not None:
             outcomes: Outcomes = search(selection, **settings)
@@ -216,18 +223,40 @@ def _take_turns(task: Task, folder: Path, teller: Teller, recording: Recording) 
             outcomes = fit(task.read_jobs(), **settings)
     except KeyboardInterrupt:
         return False
+    finally:
+        over.set()
     for outcome in outcomes:
-        _settle(outcome, teller)
+        _settle(outcome, outcomes, teller)
     return True
 
 
-def _interrupt(teller: Teller) -> None:
+class _Pace:
+    """How fast jobs go that take turns: the time between two steps of a job, others' turns included."""
+
+    def __init__(self, batches: Mapping[str, int], clock: Callable[[], float] = time.perf_counter) -> None:
+        """``batches`` has the jobs that are timed."""
+        self._batches, self._clock = batches, clock
+        self._last: dict[str, tuple[int, float]] = {}
+
+    def after(self, job: str, done: int) -> dict[str, float]:
+        """What a row tells of the step that a job has done; of its first one nothing is known."""
+        if job not in self._batches:
+            return {}
+        now_s, last = self._clock(), self._last.get(job)
+        self._last[job] = done, now_s
+        if last is None or now_s <= last[1]:
+            return {}
+        seconds = (now_s - last[1]) / (done - last[0])
+        return {"seconds": seconds, "samples_per_s": self._batches[job] / seconds}
+
+
+def _interrupt(teller: Teller, over: threading.Event) -> None:
     """Spill ends at a commit where Ctrl-C asks it to; so that is how it is asked."""
-    teller.wait_for_stop()
-    os.kill(os.getpid(), signal.SIGINT)
+    if teller.wait_for_stop(over):
+        os.kill(os.getpid(), signal.SIGINT)
 
 
-def _settle(outcome: Outcome, teller: Teller) -> None:
+def _settle(outcome: Outcome, among: Outcomes, teller: Teller) -> None:
     """Put what came of a job where that of every job is."""
     from plait.engine.export import NAME
 
@@ -249,5 +278,6 @@ def _settle(outcome: Outcome, teller: Teller) -> None:
             skipped=outcome.skipped,
             error=outcome.error,
             weights=weights,
+            facts={"foretold": asdict(among.forecast), "measured": asdict(among.measured)},
         )
     )

@@ -25,6 +25,7 @@ from types import FrameType
 
 from plait.burst.leftover import WORKER_VARIABLE
 from plait.engine.channel import Caller, Line
+from plait.engine.diagnosis import cited
 from plait.engine.launcher import end_marked
 from plait.engine.recording import Recording
 from plait.engine.task import Task
@@ -93,9 +94,12 @@ def main(arguments: list[str] | None = None) -> int:
     _listen_to_signals(stop)
     teller: Teller | None = None
     recording: Recording | None = None
+    log: Path | None = None
     try:
         situation = Situation.from_environment(os.environ)
         place = Place.from_environment()
+        # Not by rank: whether two attempts failed alike must not depend on who was first to say so.
+        log = folder / ("rank0.log" if place.world == 1 else "rank*.log")
         task = Task.load(folder)
         if situation.cores and hasattr(os, "sched_setaffinity"):
             os.sched_setaffinity(0, situation.cores)
@@ -113,7 +117,7 @@ def main(arguments: list[str] | None = None) -> int:
 
         return 0 if carry_out(task, folder, teller, recording) else EXIT_STOPPED
     except (Exception, SystemExit, KeyboardInterrupt) as error:  # a job that leaves has not done its work
-        return _failed(error, teller)
+        return _failed(error, teller, log)
     finally:
         if recording is not None:
             recording.save()
@@ -157,8 +161,8 @@ def _end_started() -> None:
                     os.kill(number, signal.SIGKILL)
 
 
-def _failed(error: BaseException, teller: Teller | None) -> int:
-    """Say why, here and to the engine."""
+def _failed(error: BaseException, teller: Teller | None, log: Path | None = None) -> int:
+    """Say why, here and to the engine, with the line at fault and the log where it is not plait's own."""
     final = _is_final(error)
     with suppress(OSError, ValueError):  # a disk that is full has no room for it here; the engine hears it
         if isinstance(error, PlaitError):
@@ -166,10 +170,11 @@ def _failed(error: BaseException, teller: Teller | None) -> int:
         else:
             traceback.print_exception(error)
     if teller is not None:
-        text = str(error) if isinstance(error, PlaitError) else f"{type(error).__name__}: {error}"
+        more = {} if log is None or isinstance(error, PlaitError) else {"log": str(log)}
+        text = str(error) if isinstance(error, PlaitError) else cited(error)
         if isinstance(error, SystemExit):
             text = f"the job's own code called sys.exit({'' if error.code is None else repr(error.code)})"
-        teller.tell(error={"kind": type(error).__name__, "text": text, "final": final})
+        teller.tell(error={"kind": type(error).__name__, "text": text, "final": final, **more})
     return EXIT_REFUSED if final else EXIT_FAILED
 
 

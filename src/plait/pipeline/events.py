@@ -120,6 +120,12 @@ class _Play:
             self._begin(stage)
         while self.happenings or self.sending:
             self._advance()
+            if self.now_ms == math.inf:  # from there on no time passes, and the wires never empty
+                raise UsageError(
+                    f"a step of {self.order} would take more milliseconds than a number can hold",
+                    setting="loads, network",
+                    works="rates and latencies that networks have, such as 1gbit and 40us",
+                )
             touched = set()
             while self.happenings and self.happenings[0][0] <= self.now_ms:
                 _, what, place = heapq.heappop(self.happenings)

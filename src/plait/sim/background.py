@@ -27,6 +27,8 @@ PRIORITY = -1
 """Of background work on a device; a foreground's is 0 or more."""
 SLICE_MS = 100.0
 """A level that allows a share of the time does so in slices of this length."""
+LEAST_UNIT_MS = 1e-3
+"""Of shorter units so many fit beside a step that playing them does not come to an end."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,9 +48,10 @@ class Background:
     def __post_init__(self) -> None:
         if not self.name:
             raise UsageError("background work has no name", setting="background.name", works="sweep")
-        if not 0 < self.unit_ms < math.inf:
+        if not LEAST_UNIT_MS <= self.unit_ms < math.inf:
+            works = f"{LEAST_UNIT_MS:g} or more"
             raise UsageError(
-                f"a unit of {self.name!r} takes {self.unit_ms} ms", setting="unit_ms", works="above 0"
+                f"a unit of {self.name!r} takes {self.unit_ms} ms", setting="unit_ms", works=works
             )
         if self.units is not None and self.units < 1:
             raise UsageError(f"{self.name!r} has {self.units} units", setting="units", works="1 or more")

@@ -17,6 +17,11 @@ from plait.errors import UsageError
 from plait.sim.simulation import Alarm, Simulation
 from plait.sim.trace import Trace
 
+MOST_SPEED = 1e6
+"""And one over it the least: beyond, work takes no time, or others do theirs beside it without end."""
+MOST_JITTER = 10.0
+"""Ten times the mean: nearly all works are then much shorter than it, and a few very much longer."""
+
 
 class Work:
     """Something that a device is to do."""
@@ -65,10 +70,12 @@ class Device:
         ``jitter`` is the relative standard deviation of a lognormal factor with mean 1 on every work, and
         ``switch_ms`` what passes before a work begins that takes the device from another.
         """
-        if not isinstance(speed, Trace) and not 0 < speed < math.inf:
-            raise UsageError(f"device {name!r} has speed {speed}", setting="speed", works="1.0")
-        if not 0 <= jitter < math.inf:
-            raise UsageError(f"device {name!r} has jitter {jitter}", setting="jitter", works="0.05")
+        if not isinstance(speed, Trace) and not 1 / MOST_SPEED <= speed <= MOST_SPEED:
+            works = f"1.0, or from {1 / MOST_SPEED:g} to {MOST_SPEED:g}"
+            raise UsageError(f"device {name!r} has speed {speed}", setting="speed", works=works)
+        if not 0 <= jitter <= MOST_JITTER:
+            works = f"0.05, {MOST_JITTER:g} at most"
+            raise UsageError(f"device {name!r} has jitter {jitter}", setting="jitter", works=works)
         if not 0 <= switch_ms < math.inf:
             raise UsageError(f"device {name!r} switches in {switch_ms} ms", setting="switch_ms", works="0")
         self.simulation, self.name, self.speed, self.switch_ms = simulation, name, speed, switch_ms

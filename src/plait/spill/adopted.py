@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from torch.autograd.graph import Node
 
 from plait.chain import Chain
 from plait.data import Batches, share
-from plait.determinism import seed_micro_batch
+from plait.determinism import generator_state, seed_micro_batch
 from plait.evaluation import Evaluator
 from plait.job import Job
 from plait.objective import Objective
@@ -47,6 +48,8 @@ class Adopted:
     updater: Updater
     weights: Path | None
     """Where the initial weights are read from, if they are."""
+    device: torch.device
+    """Where units compute."""
     graphs: dict[tuple[int, int], Kept] = field(default_factory=dict)
     """By shard and micro-batch: what waits for its backward."""
     leaves: dict[int, list[dict[str, torch.Tensor]]] = field(default_factory=dict)
@@ -67,6 +70,7 @@ class Adopted:
         traced: Traced,
         batches: Batches,
         weights: Path | None,
+        device: torch.device,
     ) -> Adopted:
         """Cut the job's chain, and build what its units need."""
         chain = traced.chain.cut([shard.first for shard in plan.shards[1:]])
@@ -80,6 +84,7 @@ class Adopted:
             batches=batches,
             updater=Updater(job, [(n, p) for n, p in chain.named_parameters() if p.requires_grad]),
             weights=weights,
+            device=device,
         )
 
     @property
@@ -92,7 +97,7 @@ class Adopted:
         if self._step is None or self._step[0] != step:
             rows, parts = self.batches.indices(step), len(self.description.micro_batches)
             cuts = [[rows[i] for i in share(len(rows), part, parts)] for part in range(parts)]
-            fetched = [self.batches.fetch(cut) for cut in cuts]
+            fetched = [self.batches.fetch(cut, device=self.device) for cut in cuts]
             self._step = step, [(batch, self.objective.weigh(batch)) for batch in fetched]
         found = self._step[1]
         return found, sum(weight for _, weight in found)
@@ -101,8 +106,12 @@ class Adopted:
         """The random generator's state at the start of a micro-batch."""
         if m not in self._seeded:
             seed_micro_batch(self.job.seed, step, m)
-            self._seeded[m] = torch.get_rng_state()
+            self._seeded[m] = generator_state(self.device)
         return self._seeded[m]
+
+    def autocast(self) -> AbstractContextManager[Any]:
+        """The precision of forward and loss."""
+        return self.objective.autocast(self.device.type)
 
     def inputs(self, batch: Any) -> dict[str, Any]:
         """The values that a batch becomes."""

@@ -213,7 +213,7 @@ class Alternator:
             slot.adopted[task.name] = device.call(
                 "adopt", task.job, task.plan, task.description, weights=task.weights
             )
-        call = device.call("perform", turn.unit, turn.lease.places, task.head)
+        call = device.call("perform", turn.unit, turn.lease.places, task.head, turn.lease.extents)
         call.add_done_callback(lambda done: self.post(partial(self._done, slot, turn, call)))
         self._listener.moved(task, f"device {slot.index}")
 

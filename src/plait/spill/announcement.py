@@ -10,7 +10,7 @@ from plait.spill.outcome import Figures
 from plait.spill.preparation import Budget
 from plait.spill.room import disk_bytes
 from plait.spill.task import Task
-from plait.units import format_bytes, format_seconds
+from plait.units import counted, format_bytes, format_seconds
 
 
 def foretell(tasks: Sequence[Task], budget: Budget) -> Figures:
@@ -46,11 +46,11 @@ def announce(tasks: Sequence[Task], budget: Budget, disk: DiskSpeed) -> list[str
         plan = task.plan.forecast
         modes = Counter(shard.activations for shard in task.plan.shards[:-1])
         kept = ", ".join(f"{count} {mode}" for mode, count in modes.items())
+        shards = counted(len(task.plan.shards), "shard") + (f" (activations: {kept})" if kept else "")
         lines.append(
-            f"{task.name}: {len(task.plan.shards)} shards{f' (activations: {kept})' if kept else ''}; a step "
-            f"{format_seconds(plan.step_ms / 1e3)}, of which {plan.bottleneck} takes most, reads "
-            f"{format_bytes(plan.read_bytes)} and writes {format_bytes(plan.written_bytes)}; "
-            f"{task.description.steps - task.head.step} steps"
+            f"{task.name}: {shards}; a step {format_seconds(plan.step_ms / 1e3)}, of which "
+            f"{plan.bottleneck} takes most, reads {format_bytes(plan.read_bytes)} and writes "
+            f"{format_bytes(plan.written_bytes)}; {counted(task.description.steps - task.head.step, 'step')}"
         )
     least = bound_seconds(
         [(t.description.steps - t.head.step) * t.plan.forecast.compute_ms / 1e3 for t in tasks],
@@ -59,8 +59,9 @@ def announce(tasks: Sequence[Task], budget: Budget, disk: DiskSpeed) -> list[str
     lines.append(f"all of it about {format_seconds(told.seconds)}, at least {format_seconds(least)}")
     if len(tasks) < budget.devices:
         idle = budget.devices - len(tasks)
+        have = "has" if idle == 1 else "have"
         lines.append(
-            f"{idle} of {budget.devices} devices have nothing to do: a job runs on one at a time; "
+            f"{idle} of {budget.devices} devices {have} nothing to do: a job runs on one at a time; "
             "lend=True gives their cores to the jobs"
         )
     crowded = [task for task in tasks if task.job.threads > budget.cores]

@@ -34,7 +34,7 @@ class CastWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 def copy_of(leaf: torch.Tensor) -> Node | None:
     """The cast that made the copy of a parameter that autocast has now; to be called under that autocast."""
-    probe = torch.matmul(leaf, torch.empty(leaf.shape[-1], 0, dtype=leaf.dtype))
+    probe = torch.matmul(leaf, leaf.new_empty(leaf.shape[-1], 0))
     waiting = [probe.grad_fn]
     while waiting:
         node = waiting.pop()

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from types import TracebackType
 
 from plait.spill.holding import Holding
-from plait.spill.segment import Mode
+from plait.spill.segment import Extent, Mode
 
 
 @dataclass(eq=False, kw_only=True)
@@ -45,6 +45,14 @@ class Lease:
     def places(self) -> dict[str, int]:
         """Where each segment begins in the arena, in bytes."""
         return self._claim.places
+
+    @property
+    def extents(self) -> dict[str, Extent]:
+        """How large each is, and what it was asked for."""
+        return {
+            holding.segment.key: Extent(holding.segment.nbytes, mode)
+            for holding, mode in self._claim.wants.items()
+        }
 
     def release(self) -> None:
         """Say that they are no longer used; what was leased to write or change is then as it was left.

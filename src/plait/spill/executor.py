@@ -60,7 +60,7 @@ def execute(
         store.expect(units.upcoming(description, plan, head, _AHEAD))
         lease = store.request(units.requests(description, plan, unit, head)).result()
         try:
-            report = runner.perform(unit, lease.places, head)
+            report = runner.perform(unit, lease.places, head, lease.extents)
         finally:
             lease.release()
         head = units.advance(description, plan, head, unit, report)

@@ -21,6 +21,7 @@ def fit(
     memory: str | int,
     directory: str | Path,
     devices: int = 1,
+    device: str = "cpu",
     policy: PolicyName = "sticky",
     resume: bool = False,
     commit_every: int | None = None,
@@ -41,6 +42,7 @@ def fit(
         memory: Of all processes together, with their interpreters: ``"2GiB"``.
         directory: Where the jobs' state lives while they run, and their outcomes and weights afterwards.
         devices: Processes that compute, each with its share of the cores.
+        device: What each computes on: ``"cpu"``, or ``"cuda"`` for a GPU each, which has not been run.
         policy: Which job a free device takes: ``"sticky"`` stays with one as long as that saves transfers,
             ``"lrtf"`` takes the one with the longest remaining time, as Hydra does.
         resume: Go on with what the directory holds; jobs that it does not hold begin. The same call survives
@@ -68,6 +70,7 @@ def fit(
         memory=memory,
         directory=directory,
         devices=devices,
+        device=device,
         policy=policy,
         resume=resume,
         commit_every=commit_every,

@@ -13,7 +13,19 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+PROCESS_BYTES = 136 << 20
+"""What a process with torch and a traced model takes by itself, or about that, for plans that are made before
+it is there to be measured: 120 to 155 MiB were seen, and twice that with transformers."""
+MARGIN_BYTES = 24 << 20
+"""For each process: what it may come to need beside tensors."""
+SLACK_BYTES = 4 << 20
+"""For each process: left over when jobs are planned, since what it takes differs between runs."""
 _SAMPLE_SECONDS = 0.05
+
+
+def likely_bytes(devices: int) -> int:
+    """What the processes of a run should take by themselves: the caller's, and one for each device."""
+    return (devices + 1) * (PROCESS_BYTES + MARGIN_BYTES + SLACK_BYTES)
 
 
 def private_bytes(pid: int | None = None) -> int:

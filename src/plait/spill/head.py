@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
@@ -102,7 +101,3 @@ class Head:
             fields[name] = {int(k): tuple(v) for k, v in fields[name].items()}
         fields["devices"] = {int(k): v for k, v in fields["devices"].items()}
         return cls(**fields)
-
-    def to_text(self) -> str:
-        """As JSON text."""
-        return json.dumps(self.to_json())

@@ -17,9 +17,9 @@ from plait.job import Job
 from plait.spill import units
 from plait.spill.device import Device
 from plait.spill.export import is_exporting
-from plait.spill.footprint import private_bytes
+from plait.spill.footprint import MARGIN_BYTES, private_bytes
 from plait.spill.plan import SpillPlan
-from plait.spill.preparation import MARGIN_BYTES, Known, Planner, Preparation, divide, unit_seconds
+from plait.spill.preparation import Known, Planner, Preparation, divide, unit_seconds
 from plait.spill.record import Record
 from plait.spill.room import disk_bytes
 from plait.spill.segment import SHARED
@@ -57,7 +57,8 @@ class Installation:
         if self._preparation is None:
             threads = max(job.threads for job in jobs)
             self.devices = [
-                Device(i, cores=settings.cores(i), threads=threads) for i in range(settings.devices)
+                Device(i, cores=settings.cores(i), threads=threads, kind=settings.device)
+                for i in range(settings.devices)
             ]
             for device in self.devices:
                 device.start()

@@ -86,7 +86,7 @@ class Intervals(NamedTuple):
         return {
             "weights": int(self.weights[place]),
             "optimizer state": int(self.moments[place]),
-            "boundary values and gradients": int(self.boundary[place]),
+            "inputs, outputs and their gradients": int(self.boundary[place]),
         }
 
 

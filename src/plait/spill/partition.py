@@ -19,7 +19,7 @@ are rounded up to whole quanta.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -50,15 +50,25 @@ class Smallest:
     """For one job at a time on each device, all devices together."""
     private_bytes: int
     """Of each device."""
-    parts: dict[str, int]
-    """What takes it, in bytes."""
+    shared_by: str
+    """The blocks that need most of the arena; :attr:`own_by` those that need most of a device."""
+    shared_parts: dict[str, int]
+    """What they put there, in bytes."""
+    own_by: str
+    own_parts: dict[str, int]
+
+    @property
+    def shared(self) -> str:
+        """The arena, and what takes it."""
+        return f"{format_bytes(self.arena_bytes)} shared ({self.shared_by}: {_listed(self.shared_parts)})"
+
+    @property
+    def own(self) -> str:
+        """A device's own memory, and what takes it."""
+        return f"{format_bytes(self.private_bytes)} on each device ({self.own_by}: {_listed(self.own_parts)})"
 
     def __str__(self) -> str:
-        parts = ", ".join(f"{name} {format_bytes(size)}" for name, size in self.parts.items() if size)
-        return (
-            f"{format_bytes(self.arena_bytes)} of arena and {format_bytes(self.private_bytes)} of each "
-            f"device's own ({parts})"
-        )
+        return f"{self.shared} and {self.own}"
 
 
 def partition(
@@ -140,13 +150,18 @@ def smallest(intervals: Intervals, *, devices: int = 1, private_bytes: int | Non
     return Smallest(
         arena_bytes=devices * int(needs[widest]),
         private_bytes=private,
-        parts={
-            **{f"{what} of {_span(widest)}": size for what, size in intervals.shard_bytes(*widest).items()},
-            f"spilled activations of {_span(widest)}": spilled,
-            f"gradients of {_span(one)} on the device": int(intervals.gradients[one]),
-            f"what {_span(one)} needs for a moment there": int(working[one] - intervals.gradients[one]),
+        shared_by=_span(widest),
+        shared_parts={**intervals.shard_bytes(*widest), "spilled activations": spilled},
+        own_by=_span(one),
+        own_parts={
+            "gradients": int(intervals.gradients[one]),
+            "other values for a moment": int(working[one] - intervals.gradients[one]),
         },
     )
+
+
+def _listed(parts: Mapping[str, int]) -> str:
+    return ", ".join(f"{name} {format_bytes(size)}" for name, size in parts.items() if size)
 
 
 def _most_even(needs: Real) -> list[tuple[int, int]]:
@@ -177,10 +192,10 @@ def _check(intervals: Intervals, machine: Machine) -> None:
         if machine.arena_bytes >= least.arena_bytes:
             return
     raise UsageError(
-        f"{format_bytes(machine.arena_bytes)} of arena and {format_bytes(machine.private_bytes)} of each "
-        f"device's own cannot hold what training takes at least: {least}",
+        f"{format_bytes(machine.arena_bytes)} shared and {format_bytes(machine.private_bytes)} on each "
+        f"device cannot hold what training takes at least: {least}",
         setting="memory",
-        works=f"{format_bytes(least.arena_bytes)} of arena, {format_bytes(least.private_bytes)} a device",
+        works=f"{format_bytes(least.arena_bytes)} shared, {format_bytes(least.private_bytes)} on each device",
     )
 
 
@@ -213,6 +228,10 @@ def _windows(intervals: Intervals, least_bytes: int, most_bytes: int) -> Real:
 def _models(intervals: Intervals, machine: Machine) -> Iterator[tuple[float, Model]]:
     """Every way to divide the arena, with what no cut can beat there."""
     least = smallest(intervals, private_bytes=machine.private_bytes).arena_bytes
+    if intervals.blocks <= _EXACT_BLOCKS:  # what keeps its activations may fit where the others do not
+        size, own = arena_size(intervals)[0], private_size(intervals)[1]
+        needs = np.where(own <= machine.private_bytes, size, np.inf).min(axis=0)
+        least = min(least, int(max(needs[place] for place in _most_even(needs))))
     for window_bytes in _windows(intervals, least, machine.share_bytes):
         model = Model(intervals, machine, window_bytes=float(window_bytes))
         yield _least_ms(model), model

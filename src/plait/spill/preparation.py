@@ -16,20 +16,17 @@ from plait.errors import UsageError
 from plait.job import Job
 from plait.spill.description import Costs, Description
 from plait.spill.device import Device
+from plait.spill.footprint import SLACK_BYTES
 from plait.spill.intervals import Intervals
-from plait.spill.partition import partition, smallest
+from plait.spill.partition import Smallest, partition, smallest
 from plait.spill.plan import SpillPlan
 from plait.spill.segment import PAGE_BYTES
-from plait.units import format_bytes
+from plait.units import counted, format_bytes
 
-MARGIN_BYTES = 24 << 20
-"""For each process: what it may come to need beside tensors."""
 _OWN_LEAST_BYTES = 4 << 20
 """Of a device: small tensors come and go besides those that are planned."""
 _VARIES_MIB = 8
 """By how much a process may hold more of its own than the last time."""
-SLACK_BYTES = 4 << 20
-"""For each process: left over when jobs are planned, since what it takes differs between runs."""
 _DIVISIONS = 6
 """Ways to divide the budget that are tried."""
 _MEASURED_ALIKE = ("name", "seed", "steps", "epochs", "evaluation", "schedule", "nonfinite", "clip_norm")
@@ -165,12 +162,14 @@ def divide(
     """
     begun = begun or {}
     at_once = min(devices, len(known))
-    least = [
-        smallest(Intervals.of(one.description, one.costs), devices=at_once)
-        for one in {(id(one.costs), one.description.clips): one for one in known}.values()
-    ]
-    owns = [of.private_bytes for of in least] + [of.forecast.private_peak_bytes for of in begun.values()]
-    arenas = [of.arena_bytes for of in least] + [of.forecast.arena_peak_bytes for of in begun.values()]
+    kinds = {(id(one.costs), one.description.clips): one for one in reversed(known)}
+    least = {
+        one.job.name: smallest(Intervals.of(one.description, one.costs), devices=at_once)
+        for one in kinds.values()
+    }
+    going = [plan.forecast for plan in begun.values()]
+    owns = [*(of.private_bytes for of in least.values()), *(of.private_peak_bytes for of in going)]
+    arenas = [*(of.arena_bytes for of in least.values()), *(of.arena_peak_bytes for of in going)]
     own_least, arena_least = max(_OWN_LEAST_BYTES, *owns), max(arenas)
     need = arena_least + devices * own_least
     slack = (devices + 1) * SLACK_BYTES
@@ -179,21 +178,11 @@ def divide(
     own_bytes += slack
     left = memory_bytes - own_bytes
     if left < need:
-        largest = max(least, key=lambda of: of.arena_bytes + devices * of.private_bytes)
-        needs = {f"at least {largest}": largest.arena_bytes + devices * largest.private_bytes}
-        for name, plan in begun.items():
-            shared, own = plan.forecast.arena_peak_bytes, plan.forecast.private_peak_bytes
-            text = (
-                f"{format_bytes(shared)} shared and {format_bytes(own)} on each device for job {name!r}, "
-                "which was begun and keeps its cuts"
-            )
-            needs[text] = shared + devices * own
+        works = f"{_rounded(own_bytes + need, devices + 1) >> 20}MiB"
         raise UsageError(
-            f"{format_bytes(memory_bytes)} of memory leave {format_bytes(max(0, left))} beside the "
-            f"{format_bytes(own_bytes)} that {devices + 1} processes take by themselves, and training takes "
-            f"{max(needs, key=lambda text: needs[text])}",
+            _too_little(least, begun, memory_bytes, own_bytes, devices, works),
             setting="memory",
-            works=f"{_rounded(own_bytes + need, devices + 1) >> 20}MiB{', or fewer devices' * (devices > 1)}",
+            works=f"{works}{', or fewer devices' * (devices > 1)}",
         )
     best: tuple[float, Planner] | None = None
     own_most = max(own_least, (left - arena_least) // devices)
@@ -216,6 +205,36 @@ def divide(
             best = took_ms, planner
     assert best is not None, "the least that works is among the ways to divide"
     return best[1]
+
+
+def _too_little(
+    least: Mapping[str, Smallest],
+    begun: Mapping[str, SpillPlan],
+    memory_bytes: int,
+    own_bytes: int,
+    devices: int,
+    works: str,
+) -> str:
+    """For which job memory does not suffice and what would, in one line; then what takes it."""
+    needs = {name: of.arena_bytes + devices * of.private_bytes for name, of in least.items()}
+    whole = {
+        name: of.forecast.arena_peak_bytes + devices * of.forecast.private_peak_bytes
+        for name, of in begun.items()
+    }
+    job = max(needs | whole, key=lambda name: max(needs.get(name, 0), whole.get(name, 0)))
+    if whole.get(job, 0) > needs.get(job, 0):
+        plan = begun[job].forecast
+        takes = (
+            f"{format_bytes(plan.arena_peak_bytes)} shared and {format_bytes(plan.private_peak_bytes)} "
+            f"on each device for job {job!r}, which was begun and keeps its cuts"
+        )
+    else:
+        takes = f"at least {least[job].shared},\n  and {least[job].own}"
+    return (
+        f"{format_bytes(memory_bytes)} of memory is too little for job {job!r}; {works} works\n"
+        f"  {counted(devices + 1, 'process')} take {format_bytes(own_bytes)} by themselves\n"
+        f"  training takes {takes}"
+    )
 
 
 def _rounded(count_bytes: int, processes: int) -> int:

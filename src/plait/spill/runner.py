@@ -13,10 +13,12 @@ from plait.errors import UsageError
 from plait.job import Job
 from plait.spill import creation, slab
 from plait.spill.adopted import Adopted
+from plait.spill.carried import Carried
 from plait.spill.describe import Traced, describe, signature, trace
 from plait.spill.description import Costs, Description
 from plait.spill.footprint import private_bytes
 from plait.spill.homes import Plan, moments_key
+from plait.spill.segment import Extent
 from plait.spill.shard import ShardPass, global_norm
 from plait.spill.units import Head, Report, Unit
 from plait.spill.update import clip
@@ -27,16 +29,16 @@ class Runner:
     """One device's hands: it knows jobs, and runs their units on what is in memory."""
 
     def __init__(self, memory: memoryview, device: str = "cpu") -> None:
-        if device != "cpu":
-            raise UsageError(f"units do not run on {device!r} yet", setting="device", works="cpu")
-        self._views = Views(memory)
+        """``device`` is where units compute: ``"cpu"``, which needs no copies, or a GPU (not run so far)."""
+        self._device = device
+        self.map(memory)
         self._jobs: dict[str, Adopted] = {}
         self._traced: list[Traced] = []
         self._most_bytes = 0
 
     def map(self, memory: memoryview) -> None:
         """Find segments in other memory from now on."""
-        self._views = Views(memory)
+        self._views = Views(memory) if self._device == "cpu" else Carried(memory, self._device)
 
     def keep_freed(self, most_bytes: int) -> None:
         """Hold so much memory of this process's own at most: what is free of it stays at hand."""
@@ -66,7 +68,9 @@ class Runner:
         with reproducible(job.threads):
             traced, batches = self._trace(job)
             source = None if weights is None else Path(weights)
-            self._jobs[job.name] = Adopted.of(job, plan, description, traced, batches, source)
+            self._jobs[job.name] = Adopted.of(
+                job, plan, description, traced, batches, source, self._views.device
+            )
 
     def forget(self, job: Job | str) -> None:
         """Work for a job no more."""
@@ -87,12 +91,18 @@ class Runner:
 
     # --- units --------------------------------------------------------------------------------------------
 
-    def perform(self, unit: Unit, places: Mapping[str, int], head: Head) -> Report:
-        """Run a unit; ``places`` are the offsets of the segments that it asked for."""
+    def perform(
+        self,
+        unit: Unit,
+        places: Mapping[str, int],
+        head: Head,
+        extents: Mapping[str, Extent] | None = None,
+    ) -> Report:
+        """Run a unit on the segments that it asked for: where they begin, and what they are."""
         adopted = self._jobs[unit.job]
         started = time.perf_counter()
         slab.leave(self._most_bytes - private_bytes())
-        self._views.use(places)
+        self._views.use(places, extents)
         adopted.begin(unit.step)
         with reproducible(adopted.job.threads):
             if unit.phase == "create":

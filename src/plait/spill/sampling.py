@@ -1,7 +1,7 @@
 """Where the values of trials come from: a grid, chance, or Optuna's samplers.
 
 A sampler is asked for the values of a trial by its number, and told what came of it. The grid and chance
-need nothing but a seed, so any trial can be made again; Optuna (an extra: ``pip install plait[tune]``)
+need nothing but a seed, so any trial can be made again; Optuna (an extra: ``pip install optuna``)
 learns from what it is told.
 """
 
@@ -77,7 +77,7 @@ class Optuna:
             raise UsageError(
                 "Optuna is not installed",
                 setting="sampler",
-                works="pip install plait[tune], or Chance(space)",
+                works="pip install optuna, or Chance(space)",
             ) from None
         self._optuna = optuna
         optuna.logging.set_verbosity(optuna.logging.WARNING)

@@ -365,7 +365,8 @@ def restore(
     """What ``store`` put into a segment, in the layout it had."""
     if _fits(shape, stride):
         return views.tensor(Place(key, 0, shape, stride, dtype))
-    return torch.empty_strided(shape, stride, dtype=dtype).copy_(views.tensor(_densely(key, shape, dtype)))
+    made = torch.empty_strided(shape, stride, dtype=dtype, device=views.device)
+    return made.copy_(views.tensor(_densely(key, shape, dtype)))
 
 
 def _fits(shape: tuple[int, ...], stride: tuple[int, ...]) -> bool:

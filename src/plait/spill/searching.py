@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import threading
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -39,9 +40,9 @@ def search(
         settings: As for :func:`plait.spill.fit`. With ``resume=True``, give a selection made like the first;
             where the search is over already, its outcomes are returned again.
     """
-    with Fitting(**settings) as fitting:
+    with ExitStack() as after, Fitting(**settings) as fitting:
         count = 2 * fitting.settings.devices if at_once is None else parse_whole(at_once, setting="at_once")
-        driver = _Driver(selection, fitting, metric)
+        driver = _Driver(selection, fitting, metric, after)
         fitting.decide, fitting.on_end = driver.decide, driver.ended
         try:
             while not fitting.is_over and driver.fill(count):
@@ -49,15 +50,14 @@ def search(
             driver.finish()
         except KeyboardInterrupt:
             fitting.interrupt()
-        outcomes = fitting.wait()
-    driver.close()
-    return outcomes
+        return fitting.wait()
 
 
 class _Driver:
     """Between a selection and a fitting: the loop's thread reports, the caller's thread adds."""
 
-    def __init__(self, selection: Selection, fitting: Fitting, metric: str) -> None:
+    def __init__(self, selection: Selection, fitting: Fitting, metric: str, after: ExitStack) -> None:
+        """``after`` is left when the fitting is over, and nobody reports any more."""
         evaluation = selection.job.evaluation
         known = ["loss", *(evaluation.metrics if evaluation is not None else ())]
         if metric not in known:
@@ -69,6 +69,7 @@ class _Driver:
         self._news = False
         self._added: set[str] = set()
         self._log = _Log(fitting.settings.path / LOG, resume=fitting.settings.resume)
+        after.callback(self._log.close)
         self._ended = self._log.replay(selection)
         """Trials of an earlier run that were stopped or failed."""
         for outcome in self._ended.values():
@@ -133,10 +134,6 @@ class _Driver:
         for name, trial in self._selection.trials.items():
             if trial.state != "finished" and name in self._added and not self._fitting.is_over:
                 self._fitting.stop(name)
-
-    def close(self) -> None:
-        """The search is over; its log stays beside the outcomes, and says what came of all trials."""
-        self._log.close()
 
     # In the loop's thread.
 

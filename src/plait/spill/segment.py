@@ -89,6 +89,14 @@ class Segment:
 
 
 @dataclass(frozen=True)
+class Extent:
+    """How much of the memory a segment has, and what a unit does with it."""
+
+    nbytes: int
+    mode: Mode
+
+
+@dataclass(frozen=True)
 class Request:
     """A segment that a unit needs in memory, and what for."""
 

@@ -11,13 +11,10 @@ from plait.cluster.machine import memory_limit_bytes, memory_total_bytes, usable
 from plait.destination import make_folder
 from plait.errors import FileError, UsageError
 from plait.job import Job
-from plait.spill.footprint import private_bytes
+from plait.spill.footprint import PROCESS_BYTES, likely_bytes, private_bytes
 from plait.spill.policies import PolicyName
 from plait.spill.segment import PAGE_BYTES
 from plait.units import format_bytes, parse_bytes, parse_whole
-
-_LIKELY_BYTES = 256 << 20
-"""What a process with torch takes by itself, or about that."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,6 +26,8 @@ class Settings:
     directory: str | Path
     """Where state, weights and outcomes go."""
     devices: int = 1
+    device: str = "cpu"
+    """What each computes on: ``"cpu"``, its share of the cores, or ``"cuda"``, a GPU (not run so far)."""
     policy: PolicyName = "sticky"
     resume: bool = False
     """Go on with what the directory holds; jobs that it does not hold begin."""
@@ -61,6 +60,7 @@ class Settings:
                 setting="devices",
                 works=f"1 to {cores}",
             )
+        _check_kind(self.device, self.devices, self.memory_bytes)
         _check_weights(self.weights)
         directory = _path(self.directory, setting="directory", works="'runs/first'")
         make_folder(directory, setting="directory")
@@ -119,14 +119,53 @@ def _budget_bytes(memory: str | int, devices: int) -> int:
         )
     taken = private_bytes()
     if budget <= taken:
-        likely = taken + (devices + 2) * _LIKELY_BYTES  # and some of it to compute with
+        # This process may have torch still to import, and more than torch by now.
+        likely = likely_bytes(devices) + max(0, taken - PROCESS_BYTES)
         raise UsageError(
             f"a budget of {format_bytes(budget)} for {devices + 1} processes, of which this one alone takes "
             f"{format_bytes(taken)} already",
             setting="memory",
-            works=f"{min(limit, likely) >> 20}MiB",
+            works=f"about {min(limit, likely) >> 20}MiB and what the model takes",
         )
     return min(budget, limit)
+
+
+def check_likely(memory_bytes: int, devices: int, *, what: str) -> None:
+    """Refuse a budget in which the processes alone should not fit; before any of them is there."""
+    likely = likely_bytes(devices)
+    if memory_bytes > likely:
+        return
+    each = -(-likely // devices)
+    raise UsageError(
+        f"{format_bytes(memory_bytes)} of memory is too little for {what}: {devices + 1} processes take "
+        f"about {format_bytes(likely)} by themselves",
+        setting="memory",
+        works=f"about {-(-each // (1 << 20))}MiB a device and what the model takes",
+    )
+
+
+def _check_kind(device: str, devices: int, memory_bytes: int) -> None:
+    """Refuse GPUs that are not there, or that could not hold what a unit may need of the memory."""
+    if device not in ("cpu", "cuda"):
+        raise UsageError(f"there is no device {device!r}", setting="device", works="cpu or cuda")
+    if device == "cpu":
+        return
+    import torch
+
+    count = torch.cuda.device_count()
+    if count < devices:
+        raise UsageError(
+            f"{devices} GPUs were asked for, and torch {torch.__version__} sees {count}",
+            setting="device, devices",
+            works="device='cpu'" if count == 0 else f"devices={count}",
+        )
+    least = min(torch.cuda.get_device_properties(i).total_memory for i in range(devices))
+    if least < memory_bytes:
+        raise UsageError(
+            f"a unit may need up to {format_bytes(memory_bytes)}, and a GPU has {format_bytes(least)}",
+            setting="memory",
+            works=f"{least >> 20}MiB",
+        )
 
 
 def _check_weights(weights: object) -> None:

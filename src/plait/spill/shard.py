@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from plait.determinism import generator_state, set_generator_state
 from plait.errors import UsageError
 from plait.spill.adopted import Adopted, Kept
 from plait.spill.casts import CastWatch, copy_of, edge, take
@@ -59,7 +60,7 @@ class ShardPass:
             values = self._values(m)
             changed = [state[buffer.name] for buffer in self.homes.changed[self.s]]
             saving = Saving(self.views, again=self._again(mode), fleeting=changed)
-            with saving.forward() if keeps else nothing_kept(), self.adopted.objective.autocast():
+            with saving.forward() if keeps else nothing_kept(), self.adopted.autocast():
                 kept = self._visit(values, state)
             self._note_generator(m)
             self._write(kept.visit.writes, m, saving if keeps else None)
@@ -91,7 +92,7 @@ class ShardPass:
             changed = [state[buffer.name] for buffer in self.homes.changed[self.s]]
             saving = Saving(self.views, again=self._again(mode), fleeting=changed)
             end = Boundary()
-            with objective.autocast():
+            with self.adopted.autocast():
                 with saving.forward():
                     kept = self._visit(values, state)
                 given = {**values, **kept.visit.writes}
@@ -119,7 +120,7 @@ class ShardPass:
                 leaves = self._leaves(shared)
                 state = {**self._buffers(before=m), **leaves}
                 values = self._values(m)
-                with self.adopted.objective.autocast():
+                with self.adopted.autocast():
                     kept = self._visit(values, state)
             else:
                 leaves = self.adopted.leaves[self.s][m]
@@ -139,9 +140,13 @@ class ShardPass:
         with torch.no_grad():
             state = {**self._buffers(), **{n: leaf.detach() for n, leaf in self._leaves({}).items()}}
             for rows in part:
-                inputs = self.adopted.inputs(batches.fetch(rows)) if self._reads_inputs else {}
+                inputs = (
+                    self.adopted.inputs(batches.fetch(rows, device=self.adopted.device))
+                    if self._reads_inputs
+                    else {}
+                )
                 values = {**inputs, **self._read_values(f"e{rows.start}")}
-                with self.adopted.objective.autocast():
+                with self.adopted.autocast():
                     written = self.block.call([values[name] for name in self.block.reads], state)
                 values.update(zip(self.block.writes, written, strict=True))
                 if self.s + 1 < len(self.adopted.chain):
@@ -149,7 +154,9 @@ class ShardPass:
                     continue
                 output = self.adopted.chain.finish(values)
                 del values, written
-                added = evaluator.tally(lambda *_, given=output, **__: given, rows)
+                added = evaluator.tally(
+                    lambda *_, given=output, **__: given, rows, device=self.adopted.device
+                )
                 sums = [a + b for a, b in zip(sums or [0.0] * len(added), added, strict=True)]
         last = rows.stop == evaluator.rows and self.s + 1 == len(self.adopted.chain)
         evaluated = asdict(evaluator.result(self.unit.step, sums)) if last else None
@@ -238,7 +245,7 @@ class ShardPass:
                 home = self.homes.buffers[name]
                 state[name] = self.views.entry(home.key, home.entry, buffers[name].stride)
             elif name not in self.homes.parameters:
-                state[name] = self.block.state(name)
+                state[name] = self.block.state(name).to(self.adopted.device)
         return state
 
     def _keep_buffers(self, m: int, state: Mapping[str, torch.Tensor]) -> None:
@@ -358,11 +365,11 @@ class ShardPass:
             self._generator = self.adopted.seeded(self.unit.step, m)
         else:
             self._generator = torch.frombuffer(bytearray(base64.b64decode(text)), dtype=torch.uint8)
-        torch.set_rng_state(self._generator)
+        set_generator_state(self.adopted.device, self._generator)
 
     def _note_generator(self, m: int) -> None:
         """Note where the generator is for the next shard, if it has moved."""
-        now = torch.get_rng_state()
+        now = generator_state(self.adopted.device)
         if not torch.equal(now, self._generator):
             text = base64.b64encode(now.numpy().tobytes()).decode()
             self.generators[f"{self.s + 1}/{m}"] = text

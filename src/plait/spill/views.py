@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
-from plait.spill.segment import Entry
+from plait.spill.segment import Entry, Extent
 
 
 @dataclass(frozen=True)
@@ -27,14 +27,19 @@ class Views:
     """The memory that a store and its devices share, seen as tensors."""
 
     def __init__(self, memory: memoryview) -> None:
+        self.device = torch.device("cpu")
+        """Where tensors are."""
         self._memory = memory
         self._start = torch.frombuffer(memory, dtype=torch.uint8).data_ptr() if memory.nbytes else 0
         self._places: dict[str, int] = {}
         self._starts: list[int] = []
         self._keys: list[str] = []
 
-    def use(self, places: Mapping[str, int]) -> None:
-        """From now on segments lie at these offsets; views made before are void."""
+    def use(self, places: Mapping[str, int], extents: Mapping[str, Extent] | None = None) -> None:
+        """From now on segments lie at these offsets; views made before are void.
+
+        ``extents`` is for devices with memory of their own: how large segments are, and what they are for.
+        """
         self._places = dict(places)
         pairs = sorted((offset, key) for key, offset in places.items())
         self._starts, self._keys = [p[0] for p in pairs], [p[1] for p in pairs]

@@ -115,7 +115,7 @@ def _pipeline(demand: Demand, site: Site) -> bool:
 
 
 def _spill(demand: Demand, site: Site) -> bool:
-    tiers = Tiers.of(site.cluster, site.names[0], site.budgets[0])
+    tiers = Tiers.of(site.cluster, site.names[0], site.budgets[0], counted_bytes=site.process_bytes)
     of = spill_intervals(demand)
     least = smallest(of)
     if tiers.arena_bytes is None:

@@ -22,8 +22,9 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import cast
 
+from plait.cluster.machine import usable_cores
 from plait.destination import make_folder
-from plait.errors import FileError
+from plait.errors import FileError, UsageError
 from plait.factory import Factory
 from plait.job import Job
 from plait.profile import Profile
@@ -31,6 +32,9 @@ from plait.profile import Profile
 _MATTERS = ("model", "data", "inputs", "collate", "optimizer", "precision", "threads")
 """Fields of a job that its costs depend on."""
 _REPETITIONS = 5
+_MOST_THREADS = 512
+"""As many as the largest machines have: a job for one of them may be measured on a small one."""
+_THREADS_A_CORE = 8
 
 
 def profile_of(
@@ -42,6 +46,7 @@ def profile_of(
     progress: Callable[[str], None] | None = None,
 ) -> Profile:
     """A job's profile for plans on up to so many devices: the one that is kept, or else measured now."""
+    check_threads(job)
     sizes = batch_sizes(job.batch, devices, job.accumulate)
     folder = cache_folder() if directory is None else Path(directory)
     file = folder / f"{job.name}-{digest(job, sizes)[:16]}.json"
@@ -60,6 +65,19 @@ def profile_of(
     found.save(part)
     part.replace(file)
     return found
+
+
+def check_threads(job: Job) -> None:
+    """Refuse so many torch threads that no machine has the cores, and measuring takes minutes or more."""
+    cores = len(usable_cores())
+    most = max(_MOST_THREADS, _THREADS_A_CORE * cores)
+    if job.threads > most:
+        raise UsageError(
+            f"job {job.name!r} has {job.threads} threads, and this machine {cores} cores: they would wait "
+            "for one another in every operation",
+            setting="threads",
+            works=f"1 to {cores}; at most {most}, for a larger machine",
+        )
 
 
 def batch_sizes(batch: int, devices: int, accumulate: int = 1) -> tuple[int, ...]:

@@ -9,7 +9,8 @@ that a plan needs rather more than less:
 - every weight is trained.
 
 Where a job is at hand, ``plait.spill.fit`` measures all that itself. On a CPU the device's budget is divided
-between the arena and the device's own memory, as a run does it; with a GPU the host's RAM is the arena.
+between the arena and the device's own memory, as a run does it, once about as much is taken off as its
+processes hold by themselves; with a GPU, whose memory they do not take, the host's RAM is the arena.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from plait.cluster.parts import Tier
 from plait.errors import UsageError
 from plait.profile import BlockProfile
 from plait.spill.description import BlockCost, BlockShape, Costs, Description, Parameter, saved_bytes
+from plait.spill.footprint import likely_bytes
 from plait.spill.forecast import Machine
 from plait.spill.intervals import Intervals
 from plait.spill.partition import Smallest, best_cut, smallest
@@ -30,7 +32,7 @@ from plait.spill.segment import PAGE_BYTES
 from plait.strategy.demand import Demand
 from plait.strategy.option import Option
 from plait.strategy.site import Site, covering, enough
-from plait.units import format_bytes
+from plait.units import counted, format_bytes
 from plait.value import Value
 
 _DIVISIONS = (3, 2, 4, 1, 5, 0)
@@ -49,11 +51,25 @@ class Tiers:
     """For the arena and the device's own memory, where both are the same RAM; else the device's own."""
     arena_bytes: int | None
     """None where it comes out of ``memory_bytes``."""
+    own_bytes: int
+    """Of ``memory_bytes``, about what the run's processes hold by themselves."""
     disk: Tier
 
     @classmethod
-    def of(cls, cluster: Cluster, device: str, budget_bytes: int) -> Tiers:
-        """Those of the host of a device; an error says what is not known of them."""
+    def of(
+        cls,
+        cluster: Cluster,
+        device: str,
+        budget_bytes: int,
+        *,
+        at_once: int = 1,
+        counted_bytes: int = 0,
+    ) -> Tiers:
+        """Those of the host of a device; an error says what is not known of them.
+
+        ``at_once`` devices have one process that serves them all. Of what processes hold, ``counted_bytes``
+        are off the budget already.
+        """
         its = cluster.device(device)
         disks = [tier for tier in cluster.tiers_of(its.host) if tier.name != "ram"]
         if not disks:
@@ -70,7 +86,8 @@ class Tiers:
                 works='the rates, or Cluster.measure(["disk"])',
             )
         if its.kind == "cpu":
-            return cls(memory_bytes=budget_bytes, arena_bytes=None, disk=disk)
+            own_bytes = max(0, -(-likely_bytes(at_once) // at_once) - counted_bytes)
+            return cls(memory_bytes=budget_bytes, arena_bytes=None, own_bytes=own_bytes, disk=disk)
         ram = [tier for tier in cluster.tiers_of(its.host) if tier.name == "ram"]
         if not ram:
             raise UsageError(
@@ -78,19 +95,19 @@ class Tiers:
                 setting="tiers",
                 works='a tier "ram" with its capacity',
             )
-        return cls(memory_bytes=budget_bytes, arena_bytes=ram[0].capacity_bytes, disk=disk)
+        return cls(memory_bytes=budget_bytes, arena_bytes=ram[0].capacity_bytes, own_bytes=0, disk=disk)
 
     def machines(self, least: Smallest, *, at_once: int = 1) -> list[Machine]:
         """The ways to divide the memory, for so many jobs at a time that share arena and disk."""
         if self.arena_bytes is not None:
             return [self._machine(self.arena_bytes, self.memory_bytes, at_once)]
-        arena_least = least.arena_bytes
-        most = max(least.private_bytes, self.memory_bytes - arena_least)
+        arena_least, room = least.arena_bytes, self.memory_bytes - self.own_bytes
+        most = max(least.private_bytes, room - arena_least)
         shares = [
             int(least.private_bytes * (most / max(1, least.private_bytes)) ** (i / max(_DIVISIONS)))
             for i in _DIVISIONS
         ]
-        left = [(self.memory_bytes - own) // PAGE_BYTES * PAGE_BYTES for own in shares]
+        left = [(room - own) // PAGE_BYTES * PAGE_BYTES for own in shares]
         return [
             self._machine(arena * at_once, own, at_once)
             for own, arena in zip(shares, left, strict=True)
@@ -113,7 +130,7 @@ def spilled(demand: Demand, site: Site, *, device: int = 0, at_once: int = 1) ->
     """A job on one device; ``at_once`` jobs share the disk (and, below a GPU, the arena)."""
     name, budget = site.names[device], site.budgets[device]
     here = demand.slower(site.speeds[device])
-    tiers = Tiers.of(site.cluster, name, budget)
+    tiers = Tiers.of(site.cluster, name, budget, at_once=at_once, counted_bytes=site.process_bytes)
     intervals = spill_intervals(here)
     least = smallest(intervals)
     plans = []
@@ -125,7 +142,7 @@ def spilled(demand: Demand, site: Site, *, device: int = 0, at_once: int = 1) ->
         if plans[-1].forecast.step_ms <= _NEAR * here.alone_ms:
             break
     if not plans:
-        return _too_small(demand, tiers, least)
+        return _too_small(demand, tiers, least, at_once=at_once)
     plan = min(plans, key=lambda one: one.forecast.step_ms)
     forecast = plan.forecast
     if forecast.disk_bytes > tiers.disk.capacity_bytes:
@@ -137,10 +154,10 @@ def spilled(demand: Demand, site: Site, *, device: int = 0, at_once: int = 1) ->
             f"{format_bytes(tiers.disk.capacity_bytes)}",
             works=f"{enough(forecast.disk_bytes)} of disk",
         )
-    held = forecast.private_peak_bytes
+    held = tiers.own_bytes + forecast.private_peak_bytes
     if tiers.arena_bytes is None:  # what the arena has beyond the window is used, too, to save transfers
         held += min(plan.arena_bytes, int(intervals.weights[0, -1] + intervals.moments[0, -1]))
-        held = max(held, forecast.private_peak_bytes + forecast.arena_peak_bytes)
+        held = max(held, tiers.own_bytes + forecast.private_peak_bytes + forecast.arena_peak_bytes)
     step_ms = forecast.step_ms
     return Option(
         strategy="spill",
@@ -155,6 +172,7 @@ def spilled(demand: Demand, site: Site, *, device: int = 0, at_once: int = 1) ->
         remarks=(
             f"a step reads {format_bytes(forecast.read_bytes)} and writes "
             f"{format_bytes(forecast.written_bytes)}, limited by {forecast.bottleneck}",
+            *([f"{_taken(tiers, at_once)}, which counts as held"] if tiers.own_bytes else []),
             *covering(demand.profile, demand.micro_batches(demand.batch)),
         ),
     )
@@ -172,16 +190,28 @@ def _with_room(plan: SpillPlan, demand: Demand) -> SpillPlan:
     return replace(plan, shards=tuple(shards))
 
 
-def _too_small(demand: Demand, tiers: Tiers, least: Smallest) -> Option:
-    need = least.private_bytes + (least.arena_bytes if tiers.arena_bytes is None else 0)
+def _too_small(demand: Demand, tiers: Tiers, least: Smallest, *, at_once: int) -> Option:
+    need, takes = least.private_bytes, f"{format_bytes(least.private_bytes)} of the device"
+    if tiers.arena_bytes is None:
+        need += least.arena_bytes
+        takes = format_bytes(need)
+    else:
+        takes += f" and {format_bytes(least.arena_bytes)} of its host's memory"
+    beside = f", {_taken(tiers, at_once)}" if tiers.own_bytes else ""
     return Option(
         strategy="spill",
         name="spill",
         batch=demand.batch,
-        why_not=f"training takes at least {least}, and the device may hold "
+        why_not=f"training takes at least {takes}{beside}, and the device may hold "
         f"{format_bytes(tiers.memory_bytes)}",
-        works=f"{enough(need)} of memory, or more micro-batches",
+        works=f"about {enough(tiers.own_bytes + need)} of memory, or more micro-batches",
     )
+
+
+def _taken(tiers: Tiers, at_once: int) -> str:
+    """What processes hold by themselves, in words."""
+    on = "" if at_once == 1 else " on each device"
+    return f"{counted(at_once + 1, 'process')} take about {format_bytes(tiers.own_bytes)}{on} by themselves"
 
 
 # --- a profile as the spill planner sees a job --------------------------------------------------------

@@ -179,13 +179,15 @@ def describe(ways: Sequence[Way], objective: Objective, bound: float) -> str:
             f"{best.name}: {_jobs(len(foreground))} after {figure(best.makespan_ms / 1e3)} s, "
             f"{_beyond(best.makespan_ms, bound)}"
         )
-        others = [f"{way.name} {figure(way.makespan_ms / 1e3)} s" for way in ways[1:]]
+        worse = [way for way in ways[1:] if way.makespan_ms > 1.005 * best.makespan_ms]
+        others = [f"{way.name} {figure(way.makespan_ms / 1e3)} s" for way in worse]
     else:
         text = (
             f"{best.name}: {figure(best.samples_per_s)} samples/s at the start, "
             f"{100 * best.samples_per_s / bound if bound else 100:.3g}% of what nothing exceeds"
         )
-        others = [f"{way.name} {figure(way.samples_per_s)} samples/s" for way in ways[1:]]
+        worse = [way for way in ways[1:] if 1.005 * way.samples_per_s < best.samples_per_s]
+        others = [f"{way.name} {figure(way.samples_per_s)} samples/s" for way in worse]
     return f"{text} ({', '.join(others)})" if others else text
 
 

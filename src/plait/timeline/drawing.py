@@ -10,6 +10,7 @@ Two stages of a pipeline, three micro-batches each (F forward, B backward)::
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 
@@ -54,9 +55,9 @@ def draw(spans: Sequence[Span], width: int) -> str:
 def _cells(
     spans: Sequence[Span], start_ms: float, end_ms: float, columns: int, letters: dict[str, str]
 ) -> str:
-    if end_ms == start_ms:
+    scale = columns / (end_ms - start_ms) if end_ms > start_ms else math.inf
+    if math.isinf(scale):  # nothing took any time, or less than a number can be divided by
         return _MARK + _IDLE * (columns - 1)
-    scale = columns / (end_ms - start_ms)
     shares: list[defaultdict[str, float]] = [defaultdict(float) for _ in range(columns)]
     for left_ms, right_ms, span in innermost(spans):
         left, right = (left_ms - start_ms) * scale, (right_ms - start_ms) * scale

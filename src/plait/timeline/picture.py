@@ -199,8 +199,9 @@ def _headline(title: str, shown: Mapping[str, _Shown], tracks: Sequence[str]) ->
     said = [f"{title}: {format_seconds(one.total_ms / 1e3)}"]
     others = list(shown.items())
     below = others[others.index((title, one)) + 1 :]
-    if below and below[0][1].total_ms:
-        said.append(f"{one.total_ms / below[0][1].total_ms - 1:+.1%} of {below[0][0]}")
+    # Of several below, as of a run that was stopped and gone on with, none is the whole to compare with.
+    if len(below) == 1 and below[0][1].total_ms:
+        said.append(_compared(one.total_ms / below[0][1].total_ms - 1, below[0][0]))
     if tracks and one.total_ms:
         found = by_track(span for span in one.spans if span.name != IDLE)
         mean = sum(busy_ms(found.get(track, [])) for track in tracks) / len(tracks) / one.total_ms
@@ -208,6 +209,14 @@ def _headline(title: str, shown: Mapping[str, _Shown], tracks: Sequence[str]) ->
     if one.dropped:
         said.append(f"{one.dropped} spans were not kept")
     return ", ".join(said)
+
+
+def _compared(more: float, other: str) -> str:
+    """How much longer something is than another, in words."""
+    share = f"{abs(more):.1%}"
+    if share == "0.0%":
+        return f"as long as {other}"
+    return f"{share} {'longer' if more > 0 else 'shorter'} than {other}"
 
 
 def _kinds(names: Collection[str]) -> dict[str, str]:

@@ -1,0 +1,85 @@
+"""What is told of a job whose own code raises: the job, the part, and the line."""
+
+import functools
+
+import pytest
+import torch
+
+import plait
+from plait.cluster import Cluster
+from plait.engine.diagnosis import cited, explained
+from plait.errors import UsageError
+from reference_jobs import BASE, job
+
+
+class NoModel(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        raise ValueError("no model today")
+
+
+class NoRows(list):
+    def __init__(self, seed):
+        super().__init__(range(20))
+
+    def __getitem__(self, index):
+        raise KeyError("row")
+
+
+def no_inputs(batch):
+    return batch["x"]
+
+
+AT = r"\(test_diagnosis.py:\d+\)"
+BROKEN = {
+    "model": ({"model": NoModel}, rf"its model \S*:NoModel raised ValueError: no model today {AT}"),
+    "data": ({"data": NoRows}, rf"its data \S*:NoRows raised KeyError: 'row' {AT}"),
+    "inputs": ({"inputs": no_inputs}, rf"its inputs \S*:no_inputs raised TypeError: .* {AT}"),
+    "rate": (
+        {"optimizer": functools.partial(torch.optim.AdamW, lr=-1)},
+        r"its optimizer \S*:AdamW raised ValueError: Invalid learning rate: -1 \(.*\.py:\d+\)",
+    ),
+    "closure": (
+        {"optimizer": torch.optim.LBFGS},
+        r"its optimizer LBFGS cannot step by itself, given dense gradients: .*closure",
+    ),
+    "sparse": (
+        {"optimizer": torch.optim.SparseAdam},
+        r"its optimizer SparseAdam cannot step by itself, given dense gradients: .*dense gradients",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_the_part_that_raises_is_told_with_the_job_and_the_line(name):
+    changes, what = BROKEN[name]
+    found = explained([BASE, job(name="wrong", **changes)], RuntimeError("somewhere"))
+    assert isinstance(found, UsageError)
+    (setting,) = changes
+    assert found.setting == setting
+    assert found.what.startswith("job 'wrong': its ")
+    with pytest.raises(UsageError, match=what):
+        raise found
+
+
+def test_an_error_that_no_job_makes_stays_as_it_is():
+    error = RuntimeError("of ours")
+    assert explained([BASE], error) is error
+
+
+@pytest.mark.parametrize("name", ["model", "rate", "closure"])
+def test_a_run_refuses_it_before_anything_starts(tmp_path, name):
+    changes, what = BROKEN[name]
+    here = Cluster.uniform(memory="1GiB", bandwidth="10gbit")
+    with pytest.raises(UsageError, match=what):
+        plait.run(
+            job(**changes), here, directory=tmp_path / "run", profiles=tmp_path, strategy="data", show=False
+        )
+    assert not (tmp_path / "run").exists()
+
+
+def test_the_last_line_that_is_not_installed_is_cited():
+    with pytest.raises(ValueError, match="learning rate") as caught:
+        torch.optim.AdamW([torch.zeros(2)], lr=-1)
+    assert cited(caught.value).startswith("ValueError: Invalid learning rate: -1 (test_diagnosis.py:")
+    assert cited(ValueError("never\nraised")) == "ValueError: never raised"

@@ -1,0 +1,50 @@
+"""What workers hand on to the trainers of the strategies."""
+
+import pickle
+
+import pytest
+
+from plait.engine.task import SELECTION, Task
+from plait.engine.training import _Pace, carry_out
+from plait.spill import Choice, Selection, no_halving
+from reference_jobs import BASE
+
+
+class Teller:
+    def wait_for_stop(self, over):
+        return not over.wait()
+
+
+class Recording:
+    details = None
+
+
+@pytest.mark.parametrize("kind", ["spill", "search"])
+@pytest.mark.parametrize("save_every", [None, 5])
+def test_jobs_that_take_turns_commit_as_often_as_was_asked(tmp_path, monkeypatch, kind, save_every):
+    given = []
+
+    def spilled(what, **settings):
+        given.append(settings["commit_every"])
+        raise KeyboardInterrupt  # as if it was asked to stop
+
+    monkeypatch.setattr("plait.spill.fit", spilled)
+    monkeypatch.setattr("plait.spill.search", spilled)
+    sweep = Selection(BASE, {"optimizer.lr": Choice([0.1])}, no_halving(trials=1, most_steps=7))
+    (tmp_path / SELECTION).write_bytes(pickle.dumps(sweep))
+    task = Task(
+        name="turns", kind=kind, strategy="spill", jobs=(BASE.to_json(),), devices=("node0/0",),
+        save_every=save_every,
+    )  # fmt: skip
+    assert not carry_out(task, tmp_path, Teller(), Recording())
+    assert given == [save_every]
+
+
+def test_steps_of_jobs_that_take_turns_are_timed_from_one_to_the_next():
+    times = iter([10.0, 10.1, 10.5, 12.5])
+    pace = _Pace({"a": 8, "b": 4}, clock=lambda: next(times))
+    assert pace.after("a", 3) == {}  # when it began, nobody knows
+    assert pace.after("b", 1) == {}
+    assert pace.after("a", 4) == {"seconds": 0.5, "samples_per_s": 16.0}
+    assert pace.after("a", 6) == {"seconds": 1.0, "samples_per_s": 8.0}  # two steps
+    assert pace.after("trial-0", 1) == {}
