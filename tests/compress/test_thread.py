@@ -93,13 +93,12 @@ def test_operations_run_in_order_and_overlap(party):
 
 
 def test_buffers_are_used_again(party):
+    """How many are in use at once is the threads' luck, but never more than one operation has: 28 of a page."""
     workers = party(2)
-    sizes = []
     for _ in range(20):
         works = [thread.submit(scatter(mesh, torch.ones(50_000))) for mesh, thread in workers]
         assert all(work.wait(20) for work in works)
-        sizes.append(workers[0][0].arena.bytes)
-    assert sizes[-1] == sizes[4] < 50_000 * 4
+    assert all(0 < mesh.arena.bytes <= 28 * 4096 for mesh, _ in workers)
 
 
 def test_what_is_done_when_stands_in_the_timeline(party):
