@@ -93,7 +93,7 @@ def test_operations_run_in_order_and_overlap(party):
 
 
 def test_buffers_are_used_again(party):
-    """How many are in use at once is the threads' luck, but never more than one operation has: 28 of a page."""
+    """How many are in use at once is the threads' luck, but never more than an operation has: 28 pages."""
     workers = party(2)
     for _ in range(20):
         works = [thread.submit(scatter(mesh, torch.ones(50_000))) for mesh, thread in workers]
