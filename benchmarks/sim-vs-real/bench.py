@@ -120,9 +120,11 @@ def predicted_ms(row: Row, way: str, result: dict[str, Any]) -> float:
         plan = PipelinePlan.from_json(made)
         return play_pipeline(plan, profile, cluster).step_ms()
     bits = 4 if more == "4 bits" else None
-    # Measured with numbers as they are, the processor's part has the adding in it already.
+    # torch's own, measured with numbers as they are: the processor's part has the adding in it already.
     plain = Coded(codec=Exact(), speed=NO_TIME, busy_s_per_byte=result["busy_s_per_byte"])
-    packed = Coded(codec=codec_of(4), busy_s_per_byte=result["busy_s_per_byte"])
+    packed = Coded(
+        codec=codec_of(4), speed=Speed(**result["speed"]), busy_s_per_byte=result["own_busy_s_per_byte"]
+    )
     collective = (plain if bits is None else packed) if not row.emulated else None
     if strategy == "burst":
         return play_burst(BurstPlan.from_json(made), profile, cluster, collective=collective).step_ms()

@@ -9,7 +9,7 @@ import resource
 import statistics
 import sys
 import time
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
 import models
@@ -23,6 +23,8 @@ from plait import Chain, Profile
 from plait.burst import BurstParallel, plan
 from plait.compress import attach
 from plait.compress.collectives import CompressedCollective
+from plait.compress.communicator import current, prepare
+from plait.compress.settings import Settings
 from plait.pipeline import ScheduleKFKB
 from plait.pipeline.network import Network
 from plait.pipeline.planning import plan as plan_pipeline
@@ -119,6 +121,13 @@ def wire(probe_bytes: int) -> dict[str, float]:
     return dict(zip(("bandwidth", "latency_s", "busy_s_per_byte"), figures.tolist(), strict=True))
 
 
+def packing() -> dict[str, Any]:
+    """What plait's thread needs for a byte on the wire, the codec for one of fp32; on all hosts at once."""
+    codec = codec_of(4)
+    pace, speeds = current().measured(prepare(), [codec], Settings())
+    return {"own_busy_s_per_byte": pace.busy_s_per_byte, "speed": asdict(speeds[codec])}
+
+
 def _processor_s() -> float:
     used = resource.getrusage(resource.RUSAGE_SELF)
     return used.ru_utime + used.ru_stime
@@ -194,7 +203,7 @@ def slowest(seconds: float) -> float:
 def main(config: dict[str, Any]) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
-    link, profiles = wire(config["probe_bytes"]), [measure(config)]
+    link, packed, profiles = wire(config["probe_bytes"]), packing(), [measure(config)]
     trained = ways(config, profiles[0], link)
     batch = models.example(config["kind"], config["batch"])
     seconds: dict[str, list[float]] = {name: [] for name in trained}
@@ -215,6 +224,7 @@ def main(config: dict[str, Any]) -> None:
             "profile": joined(profiles).to_json(),
             "plans": {name: made for name, (_, made) in trained.items()},
             **link,
+            **packed,
         }
         print("RESULT " + json.dumps(found), flush=True)
     dist.barrier()
