@@ -6,7 +6,7 @@ import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
 
-from plait.collective import Collective, TorchCollective, Work, ring_ms
+from plait.collective import Collective, TorchCollective, Work, ring_bytes, ring_ms
 from plait.errors import UsageError
 
 
@@ -122,3 +122,7 @@ def test_an_estimate_of_nonsense_is_refused(count, world, wire, setting):
     with pytest.raises(UsageError) as caught:
         TorchCollective().estimate_ms(count, world, wire)
     assert caught.value.setting == setting
+
+
+def test_what_each_worker_of_a_ring_sends():
+    assert [ring_bytes(1200, world) for world in (1, 2, 3, 4)] == [0, 1200, 1600, 1800]

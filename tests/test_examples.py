@@ -14,6 +14,7 @@ import pytest
 import plait
 from plait import reference
 from plait.engine.workload import Workload
+from plait.extras import install
 from plait.job import Job, read_job, read_jobs
 from plait.pipeline import orders, train
 from plait.pipeline.plan import Forecast, PipelinePlan, Stage
@@ -24,7 +25,7 @@ TORCHRUN = {"TORCHELASTIC_RUN_ID": "none", "GROUP_RANK": "0", "PLAIT_COMPRESS": 
 
 def needs(package, extra):
     missing = importlib.util.find_spec(package) is None
-    return pytest.mark.skipif(missing, reason=f"{package} is missing: pip install 'plait[{extra}]'")
+    return pytest.mark.skipif(missing, reason=f"{package} is missing: {install(extra)}")
 
 
 def test_the_text_jobs_learn():

@@ -59,14 +59,14 @@ def run(bench: Bench) -> None:
         "on": partial(start, {"PLAIT_COMPRESS": "4"}),
     }
     off, without, on = bench.interleave(
-        sides, repetitions=bench.pick(quick=6, full=30), retries=retries, better="lower"
+        sides, repetitions=bench.pick(quick=3, full=30), retries=retries, better="lower"
     )
     peer = ("import torch without entry points", without)
     bench.case("import torch, plait off", off, unit="s", against=peer, at_least=0.98)
     bench.case("import torch, plait on", on, unit="s", against=peer)
     ours, search = bench.interleave(
         {"ours": lambda: within()[1], "search": lambda: within()[0]},
-        repetitions=bench.pick(quick=3, full=10),
+        repetitions=bench.pick(quick=2, full=10),
         better="lower",
     )
     bench.case("plait's own part, off", ours.scaled(1e3), unit="ms", at_most=5)

@@ -112,7 +112,10 @@ def ask(bench: Bench, task: str, sides: Sides, steps: int) -> None:
 def run(bench: Bench) -> None:
     bench.configure(auto=AUTO, ranks=2, threads=1, within_percent=WITHIN, within_points=POINTS)
     ask(bench, "GPT", SIDES, bench.pick(quick=60, full=1200))
+    if bench.quick:
+        bench.skip("convnet", "a full run has it")
+        return
     if find_spec("sklearn") is None:
         bench.skip("convnet", "scikit-learn, which has the digits, is not installed")
         return
-    ask(bench, "convnet", SIDES, bench.pick(quick=60, full=300))
+    ask(bench, "convnet", SIDES, 300)

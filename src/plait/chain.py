@@ -21,6 +21,7 @@ from torch import nn
 
 from plait import deferred
 from plait.block import Block, Layout
+from plait.doing import say
 from plait.errors import FileError, TraceError, UsageError
 from plait.tracing.export import at_batch, batch_of
 from plait.tracing.graph import first_names
@@ -116,10 +117,12 @@ class Chain:
         be cut before it exists, and ``create`` makes its blocks one at a time.
         """
         if model is None:
+            say("building the model")
             model = deferred.construct(job.make_model, seed=job.seed)
             model = (model.double() if job.precision == "fp64" else model).train()
         batches = job.build_batches()
         args, kwargs = job.build_objective().model_inputs(batches.fetch(range(min(2, len(batches.dataset)))))
+        say("tracing the model")
         return cls.trace(model, args, kwargs)
 
     def cut(self, at: Sequence[int], *, carry: bool = False) -> Chain:

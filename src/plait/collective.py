@@ -47,6 +47,19 @@ class Collective(Protocol):
         """How long ``all_reduce`` of so many bytes takes over ``world`` workers joined by such links."""
 
 
+@runtime_checkable
+class Keyed(Collective, Protocol):
+    """A collective that draws random numbers, and can be told by what."""
+
+    def at(self, step: int, part: str) -> Collective:
+        """The same for one call, ``part`` of a step: it draws the same numbers in a run that is resumed."""
+
+
+def ring_bytes(bytes: int, world: int) -> int:
+    """What each worker sends in a ring all-reduce, as gloo and NCCL do it: 2(W-1)/W of the tensor."""
+    return 2 * (world - 1) * bytes // world
+
+
 def ring_ms(bytes: float, world: int, link: Link) -> float:
     """Milliseconds of a ring all-reduce.
 

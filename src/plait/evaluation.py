@@ -70,6 +70,11 @@ class Evaluated:
     loss: float
     metrics: dict[str, float]
 
+    @property
+    def figures(self) -> dict[str, float]:
+        """The loss and the metrics, by name."""
+        return {"loss": self.loss, **self.metrics}
+
 
 class Evaluator:
     """The evaluation data, loss and metrics of a job, built once."""

@@ -22,13 +22,15 @@ import json
 import re
 import sys
 from collections.abc import Iterable, Mapping
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, cast, get_args
+from typing import TYPE_CHECKING, Any, Literal, Self, cast, get_args
 
+from plait.doing import say
 from plait.errors import FileError, PlaitError, UsageError
 from plait.evaluation import Evaluation
 from plait.factory import Factory, Importable, load_file
+from plait.fields import check_known, read
 from plait.units import parse_bytes, parse_whole
 
 if TYPE_CHECKING:
@@ -59,6 +61,8 @@ LONGEST_NAME = 200
 _MODEL_LOSS = "plait.losses:model_loss"
 _MAY_CHANGE = {"steps", "epochs", "evaluation", "priority", "strategy", "memory"}
 """Fields that do not change what a step computes."""
+_COUNTS = {"batch": 32, "steps": 100}
+"""Counts to begin with, where 1 would work and hardly be meant."""
 _GIVEN = {
     "model": (),
     "data": ("seed",),
@@ -128,6 +132,11 @@ class Job:
     memory: str | int | None = None
     """Memory budget of each device, such as ``"2GiB"``; None is the device's own. Held in bytes."""
 
+    def __new__(cls, **given: Any) -> Self:
+        """Refuse a field that there is not with those that there are, which the call alone would not name."""
+        check_known(cls, given)
+        return super().__new__(cls)
+
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not _NAME.fullmatch(self.name):
             raise UsageError(f"{self.name!r} cannot be a job's name", setting="name", works="'gpt-small.2'")
@@ -145,8 +154,8 @@ class Job:
         for name in ("batch", "accumulate", "seed", "threads", "steps", "epochs"):
             value = getattr(self, name)
             if value is not None or name not in ("steps", "epochs"):
-                least = 0 if name == "seed" else 1
-                object.__setattr__(self, name, parse_whole(value, setting=name, least=least))
+                least, works = 0 if name == "seed" else 1, _COUNTS.get(name, 1)
+                object.__setattr__(self, name, parse_whole(value, setting=name, least=least, works=works))
         for name, choices in _CHOICES.items():
             if getattr(self, name) not in choices:
                 raise UsageError(
@@ -206,6 +215,7 @@ class Job:
         """The model with its initial weights, in training mode and in the job's precision."""
         from plait import deferred
 
+        say("building the model")
         model = deferred.build(self.make_model, seed=self.seed, device=device)
         return (model.double() if self.precision == "fp64" else model).train()
 
@@ -309,8 +319,8 @@ class Job:
             raise FileError(f"the format is {got!r}", setting="format", works=FORMAT)
         content = {name: value for name, value in content.items() if name != "format"}
         if isinstance(content.get("evaluation"), dict):
-            content["evaluation"] = _read(Evaluation, content["evaluation"], "evaluation.")
-        return cast(Job, _read(cls, content, ""))
+            content["evaluation"] = read(Evaluation, content["evaluation"], "evaluation.")
+        return cast(Job, read(cls, content, ""))
 
     @property
     def digest(self) -> str:
@@ -382,16 +392,3 @@ def _plain(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {name: _plain(part) for name, part in value.items()}
     return value
-
-
-def _read(kind: type[Job] | type[Evaluation], content: dict[str, Any], prefix: str) -> Any:
-    known = {part.name: part for part in fields(kind)}
-    for name in content:
-        if name not in known:
-            raise FileError(
-                f"a job has no field {prefix}{name}", setting=prefix + name, works=", ".join(known)
-            )
-    for name, part in known.items():
-        if part.default is MISSING and part.default_factory is MISSING and name not in content:
-            raise FileError(f"the job has no {prefix}{name}", setting=prefix + name, works="give it")
-    return kind(**content)

@@ -11,7 +11,7 @@ import math
 import time
 import warnings
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ import torch
 from torch import nn
 
 from plait import checkpoint
+from plait.doing import say
 from plait.errors import FileError, NonfiniteError, UsageError
 from plait.evaluation import Evaluated
 from plait.job import Job
@@ -38,6 +39,10 @@ class Step:
     learning_rate: float
     """Of the first parameter group."""
     seconds: float
+    wire_bytes: int | None = None
+    """What this rank handed to the wire for it, where the way to train counts that."""
+    evaluated: Evaluated | None = None
+    """How the model did on other data after it, where that was due."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,11 +98,13 @@ class Progress:
         """
         last = total if stop_after is None else min(total, stop_after)
         judged = self.job.evaluation
+        say(f"taking step {len(self.losses) + 1}")
         for step in range(len(self.losses), last):
             report = take(step)
             stops = should_stop is not None and should_stop(step + 1)
             if judged is not None and _due(step + 1, judged.every, total):
                 self.evaluations.append(evaluate(step + 1))
+                report = replace(report, evaluated=self.evaluations[-1])
             if save is not None and (stops or _due(step + 1, save_every, last)):
                 save()
             if on_step is not None:
@@ -198,6 +205,7 @@ def check_settings(*, save_every: int | None, stop_after: int | None, directory:
 
 def read(job: Job, file: Path, *, device: torch.device | str) -> dict[str, Any]:
     """The state in a checkpoint of this job, its tensors on a device."""
+    say("reading the checkpoint")
     state = checkpoint.load(file, device=device)
     lacking = [name for name in ("job", "model", "optimizer", "losses") if name not in state]
     if lacking:
@@ -214,6 +222,7 @@ def read(job: Job, file: Path, *, device: torch.device | str) -> dict[str, Any]:
             setting=name,
             works=repr(then),
         )
+    say(f"restoring the checkpoint at step {len(state['losses'])}")
     return state
 
 

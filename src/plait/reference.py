@@ -17,12 +17,12 @@ from __future__ import annotations
 import math
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import nn
@@ -42,6 +42,19 @@ from plait.world import World
 
 CHECKPOINT = checkpoint.NAME
 """The name of the checkpoint in a directory."""
+_ATTACHED = "attached"
+"""Where in a checkpoint the state of what was attached is."""
+
+
+@runtime_checkable
+class Attached(Protocol):
+    """What has a part in the gradients and remembers something from step to step; checkpoints hold it."""
+
+    def state_dict(self, *, everyone: bool, to: int | None) -> Mapping[str, Any]:
+        """What all ranks remember, on rank ``to``; all call it together."""
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from that, also where there were more ranks then, or fewer."""
 
 
 @dataclass(kw_only=True)
@@ -57,6 +70,7 @@ class _Run:
     objective: Objective
     batches: Batches
     evaluator: Evaluator | None
+    attached: Attached | None = None
 
     @property
     def trained(self) -> list[nn.Parameter]:
@@ -88,24 +102,24 @@ def train(
         on_step: Called on every rank after each step.
         should_stop: Asked on every rank after each step, with the number of steps done, before a checkpoint
             is due: True saves one and ends the run there. All ranks must answer alike.
-        attach: Called once with the model, wrapped in DDP where there is more than one worker.
+        attach: Called once with the model, wrapped in DDP where there is more than one worker. What it
+            returns, if it is :class:`Attached`, is saved and restored with the rest.
         device: None takes this worker's GPU, or the CPU where there is none.
     """
     check_settings(save_every=save_every, stop_after=stop_after, directory=directory)
     with reproducible(job.threads), World.join(device) as world:
         origin = checkpoint.origin(resume=resume, directory=directory, overwrite=overwrite)
         run = _build(job, world)
-        if origin is not None:
-            _restore(run, origin)
+        remembered = None if origin is None else _restore(run, origin)
         world.agree({"job": job.digest[:12], "step": len(run.progress.losses)})
         total = job.total_steps(run.batches.steps_per_epoch)
         file = None if directory is None else Path(directory) / CHECKPOINT
         started = time.perf_counter()
         with _data_parallel(run):
-            if attach is not None:
-                attach(run.forward)
-            elif origin is not None:
+            if origin is not None:
                 _settle(run)
+            if attach is not None:  # after that, so that it takes no notice of a step that does not count
+                _attach(run, attach, remembered)
             run.progress.advance(
                 partial(_step, run),
                 total=total,
@@ -147,7 +161,16 @@ def _data_parallel(run: _Run) -> Iterator[None]:
             cause = cause.__cause__ or cause.__context__
         raise
     finally:
-        run.forward = run.model
+        run.forward, run.attached = run.model, None
+
+
+def _attach(run: _Run, attach: Callable[[nn.Module], object], remembered: Mapping[str, Any] | None) -> None:
+    """Let something have a part in the gradients, and go on with what it remembered."""
+    attached = attach(run.forward)
+    if isinstance(attached, Attached):
+        run.attached = attached
+        if remembered is not None:
+            attached.load_state_dict(remembered)
 
 
 def _settle(run: _Run) -> None:
@@ -261,13 +284,16 @@ def _evaluate(run: _Run, done: int) -> Evaluated:
 
 
 def _save(run: _Run, file: Path) -> None:
+    remembered = None if run.attached is None else run.attached.state_dict(everyone=True, to=0)
     if run.world.rank != 0:
         return
     progress = run.progress
-    checkpoint.save(file, progress.state(run.model.state_dict(), progress.optimizer.state_dict()))
+    state = progress.state(run.model.state_dict(), progress.optimizer.state_dict())
+    checkpoint.save(file, state if remembered is None else {**state, _ATTACHED: remembered})
 
 
-def _restore(run: _Run, file: Path) -> None:
+def _restore(run: _Run, file: Path) -> Mapping[str, Any] | None:
+    """Go on from a checkpoint; what was attached then, if anything, has its state returned."""
     state = read(run.job, file, device=run.world.device)
     try:
         run.model.load_state_dict(state["model"])
@@ -275,6 +301,8 @@ def _restore(run: _Run, file: Path) -> None:
         run.progress.restore(state)
     except (RuntimeError, ValueError, KeyError) as error:
         raise unfit(file, error) from error
+    remembered: Mapping[str, Any] | None = state.get(_ATTACHED)
+    return remembered
 
 
 if __name__ == "__main__":

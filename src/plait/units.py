@@ -111,19 +111,22 @@ def parse_seconds(text: str | int | float, *, setting: str = "latency") -> float
     return float(number * scale)
 
 
-def parse_whole(value: object, *, setting: str, least: int = 1) -> int:
-    """Read a count: a whole number of at least ``least`` that 63 bits can hold; a Boolean is none."""
+def parse_whole(value: object, *, setting: str, least: int = 1, works: int | None = None) -> int:
+    """Read a count: a whole number of at least ``least`` that 63 bits can hold; a Boolean is none.
+
+    ``works`` is the one to name where it is refused.
+    """
     try:
         number = operator.index(value)  # type: ignore[arg-type]
     except TypeError:
         number = least - 1
-    works = str(max(least, 1))
+    example = str(max(least, 1) if works is None else works)
     if isinstance(value, bool) or number < least:
         what = f"{setting} is {_shown(value)}, not a whole number of at least {least}"
-        raise UsageError(what, setting=setting, works=works)
+        raise UsageError(what, setting=setting, works=example)
     if number > _MOST_WHOLE:
         what = f"{setting} is {_shown(value)}, more than {_MOST_WHOLE} (2**63 - 1)"
-        raise UsageError(what, setting=setting, works=works)
+        raise UsageError(what, setting=setting, works=example)
     return number
 
 

@@ -57,3 +57,18 @@ def test_more_than_its_own_throughput_is_said_to_be_the_measurement():
         "background at about 100% of its own throughput (141% as measured: its speed alone varies); "
         in str(replace(REPORT, share=1.41))
     )
+
+
+def test_a_ratio_below_one_is_no_gain():
+    found = str(replace(REPORT, slowdown=Slowdown.of([0.88, 0.92])))
+    assert found.startswith(
+        "a foreground step was no slower than alone (0.900 times what it takes alone, "
+        "std 0.028, half of the 2 steps between 0.890 and 0.910); background at 62%"
+    )
+    assert "the bound" not in found
+
+
+def test_without_a_step_beside_the_foreground_there_is_no_ratio():
+    late = replace(REPORT, steps=0, alone_steps=40)
+    assert str(late) == "it made no step beside the foreground"
+    assert "1.020 times" in str(replace(late, alone_steps=0))  # work that does not count its steps

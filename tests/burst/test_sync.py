@@ -3,8 +3,10 @@
 import pytest
 import torch
 
-from plait.burst.sync import Bucket, Trained, buckets, check
+from plait.burst.sync import Bucket, Trained, _sent_bytes, buckets, check
 from plait.collective import TorchCollective
+from plait.compress.report import Report
+from plait.compress.work import Work
 from plait.errors import UsageError
 
 
@@ -44,3 +46,9 @@ def test_what_does_not_add_up_is_refused():
     with pytest.raises(UsageError, match="str"):
         check("ring")
     check(TorchCollective())
+
+
+def test_what_was_sent_is_what_a_compressed_collective_counts_or_that_of_a_ring():
+    piece = torch.zeros(300)
+    assert _sent_bytes(object(), piece, 3) == 1600
+    assert _sent_bytes(Work(Report(sent_bytes=70)), piece, 3) == 70

@@ -9,6 +9,7 @@ from torch import nn
 from plait import Chain, checkpoint, reference
 from plait.burst import BurstPlan
 from plait.burst.training import train
+from plait.compress import CompressedCollective
 from plait.errors import FileError, NonfiniteError, UsageError
 from plait.evaluation import Evaluation
 from plait.job import Job
@@ -133,6 +134,36 @@ def test_a_job_is_trained_as_plainly(ranks, tmp_path):
     again = reference.train(dataclasses.replace(JOB, steps=8), resume=tmp_path / "parts")
     assert again.losses[:6] == pytest.approx(expected.losses, abs=CLOSE)
     assert again.finished
+
+
+def broad():
+    return nn.Sequential(nn.Linear(6, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 5))
+
+
+ROUNDED = dataclasses.replace(JOB, model=f"{__file__}:broad", precision="fp32")
+
+
+def rounded(**options):
+    return summary(train(ROUNDED, plan_of(2, 3, 3), collective=CompressedCollective(bits=4), **options))
+
+
+def rounded_until(directory, stop):
+    exact = train(ROUNDED, plan_of(2, 3, 3)).losses
+    whole = rounded()
+    rounded(directory=directory, stop_after=stop)
+    return exact, whole
+
+
+def rounded_from(directory):
+    return rounded(resume=directory)
+
+
+def test_compressed_gradients_are_rounded_alike_in_a_run_that_is_resumed(ranks, tmp_path):
+    before = ranks(3, rounded_until, str(tmp_path), 2)
+    for (exact, whole), again in zip(before, ranks(3, rounded_from, str(tmp_path)), strict=True):
+        assert exact != whole["losses"] == pytest.approx(exact, rel=0.1)
+        assert again["losses"] == whole["losses"]
+        assert all(torch.equal(value, again["weights"][name]) for name, value in whole["weights"].items())
 
 
 def test_dropout_in_micro_batches_and_a_parameter_without_use():

@@ -68,6 +68,7 @@ FEW = ("--devices", 2, "--batch", 8, "--rate", "10gbit")
 
 def test_json_has_the_plan_and_the_frontier(profile):
     result = json.loads(run(profile, *OPTIONS, "--limit", 2, "--json").stdout)
+    assert result["format"] == "plait.frontier.burst/1"
     assert result["blocks"] == ["conv0", "conv1", "dense"]
     assert len(result["widths"]) == 3
     assert max(result["widths"]) <= 8
@@ -109,7 +110,9 @@ def test_a_pipeline(profile, tmp_path):
     out = tmp_path / "plan.json"
     options = (profile, "--strategy", "pipeline", "--devices", 2, "--batch", 32, "--out", out)
     assert "stage" in run(*options).stdout
-    assert json.loads(run(*options, "--json").stdout)["plan"] == PipelinePlan.load(out).to_json()
+    made = json.loads(run(*options, "--json").stdout)
+    assert made["format"] == "plait.forecast.pipeline/1"
+    assert made["plan"] == PipelinePlan.load(out).to_json()
     far = (profile, "--strategy", "pipeline", "--devices", 2, "--batch", 3200)
     assert "lies beyond the measured" in run(*far).stdout
     assert "lies beyond the measured" in json.loads(run(*far, "--json").stdout)["remarks"][0]

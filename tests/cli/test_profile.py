@@ -59,13 +59,16 @@ def test_json_is_alone_on_standard_output(jobs):
     [
         (["--job", "three"], UsageError, "no job 'three'.*one, two"),
         (["--batch", "two"], UsageError, "'two' is no list of batch sizes"),
-        (["--batch", "0"], UsageError, r"\[0\]"),
+        (["--batch", "2,0"], UsageError, r"^a batch of 0 rows \(setting: --batch\); works: 1,2,4,8$"),
+        (["--repetitions", "0"], UsageError, r"\(setting: --repetitions\); works: 5$"),
+        (["--threads", "0"], UsageError, r"\(setting: --threads\); works: 1$"),
         (["--out", "no/such/p.json"], FileError, "no/such/p.json cannot be written: No such file"),
         (["--out", "/tmp"], FileError, "/tmp cannot be written: Is a directory"),
         (["--out", "/proc/x"], FileError, "/proc/x cannot be written: No such file"),
     ],
 )
-def test_wrong_options_are_refused(jobs, words, error, message):
+def test_wrong_options_are_refused(jobs, words, error, message, monkeypatch):
+    monkeypatch.setattr("plait.chain.Chain.of_job", lambda job: pytest.fail("it was traced first"))
     with pytest.raises(error, match=message):
         run(jobs, *words)
 

@@ -1,6 +1,9 @@
 """`plait run`: a jobs file in, results and a report out."""
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -8,6 +11,7 @@ from typer.testing import CliRunner
 
 from plait.cli.app import app
 from plait.cluster import Cluster
+from plait.engine import Limits
 from plait.errors import FileError, UsageError
 
 JOBS = """
@@ -63,6 +67,13 @@ def test_jobs_are_trained_and_one_that_fails_is_told_by_the_exit_code(jobs, tmp_
     assert told["directory"] == "runs/good-and-1"
 
 
+def test_what_bounds_a_run_reaches_it(jobs, monkeypatch):
+    given = {}
+    monkeypatch.setattr("plait.engine.running.run", lambda *_, **settings: given.update(settings) or 1 / 0)
+    run(jobs("good"), "--silence", "45", "--restarts", "7")
+    assert given["limits"] == Limits(silence_s=45.0, restarts=7)
+
+
 def test_what_is_planned_can_be_looked_at_or_written_for_others(jobs, tmp_path):
     done = run(jobs("good"), "--dry-run", "--json")
     assert done.exit_code == 0, done.output
@@ -105,6 +116,48 @@ def test_a_file_that_takes_long_to_be_read_is_said(jobs, tmp_path, monkeypatch):
     assert "plait: jobs.py is still being read" in done.stderr
 
 
+def test_importing_torch_is_not_the_files_doing(jobs, tmp_path):
+    """However long it takes: what follows counts."""
+    slow = tmp_path / "slow" / "torch.py"
+    slow.parent.mkdir()
+    slow.write_text("import time\ntime.sleep(1)\n")
+    code = (
+        "import pathlib\nfrom plait.cli import run\nrun._READING_S = 0.5\n"
+        "with run._said_if_long(pathlib.Path('jobs.py')): import torch"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, "PYTHONPATH": str(slow.parent)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stderr == ""
+
+
+def test_a_run_that_is_stopped_while_it_is_planned_says_that_nothing_began(jobs, monkeypatch):
+    def stopped(*_, directory, **settings):
+        if directory is not None:
+            directory.mkdir(parents=True)
+            (directory / "config.json").touch()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("plait.engine.running.run", stopped)
+    done = run(jobs("good"))
+    assert (done.exit_code, done.stderr) == (130, "plait: stopped before anything was started\n")
+    done = run("jobs.py", "--directory", "runs/begun")
+    assert (done.exit_code, done.stderr) == (130, "")
+
+
+def test_the_directory_of_another_run_is_refused_with_what_goes_on_with_it(jobs, tmp_path):
+    (tmp_path / "old").mkdir()
+    (tmp_path / "old" / "config.json").touch()
+    done = run(jobs("good"), "--directory", "old")
+    assert isinstance(done.exception, FileError)
+    told = "(setting: --directory); works: --resume old to go on with it, or another --directory"
+    assert told in str(done.exception)
+
+
 @pytest.mark.parametrize(
     ("words", "error", "what"),
     [
@@ -115,6 +168,9 @@ def test_a_file_that_takes_long_to_be_read_is_said(jobs, tmp_path, monkeypatch):
         (["jobs.py", "--strategy", "magic"], UsageError, "there is no strategy 'magic'"),
         (["jobs.py", "--emit", "condor"], UsageError, "condor"),
         (["--resume", "runs/x"], FileError, "runs/x holds no run"),
+        (["--resume", "runs/x"], FileError, "(setting: --resume)"),
+        (["jobs.py", "--memory", "2Gb"], UsageError, "(setting: --memory)"),
+        (["jobs.py", "--save-every", "0"], UsageError, "(setting: --save-every)"),
         (["--resume", "runs/x", "--strategy", "data"], UsageError, "--strategy for a run that goes on"),
         (["--resume", "runs/x", "--dry-run"], UsageError, "--dry-run for a run that goes on"),
         (["--resume", "runs/x", "--objective", "none"], UsageError, "--objective for a run that goes on"),
@@ -124,6 +180,16 @@ def test_a_file_that_takes_long_to_be_read_is_said(jobs, tmp_path, monkeypatch):
         (["--resume", "runs/x", "--restarts", "1", "--sink", "tensorboard"], FileError, "holds no run"),
         (["jobs.py", "--sink", "foo"], UsageError, "there is no sink 'foo'"),
         (["jobs.py", "--max-slowdown", "0.9"], UsageError, "a step at 0.9 times its length"),
+        (
+            ["jobs.py", "--silence", "0"],
+            UsageError,
+            "after 0 s: it is heard once a second (setting: --silence)",
+        ),
+        (["jobs.py", "--silence", "-1"], UsageError, "works: 3 or more, such as 60"),
+        (["jobs.py", "--silence", "nan"], UsageError, "after nan s"),
+        (["jobs.py", "--silence", "inf"], UsageError, "after inf s"),
+        (["jobs.py", "--restarts", "-1"], UsageError, "restarts"),
+        (["--resume", "runs/x", "--silence", "30"], FileError, "holds no run"),
     ],
 )
 def test_what_makes_no_sense_is_refused(jobs, words, error, what):

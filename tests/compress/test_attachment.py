@@ -85,7 +85,9 @@ def test_a_resumed_run_has_the_same_bits(ranks, world, bits, options, everyone):
 def saving():
     ddp, optimizer, attachment = make(2)
     train(ddp, optimizer, 0, 4)
-    return attachment.state_dict(everyone=True), attachment.state_dict(), ddp.module.state_dict()
+    everyone, of_second = attachment.state_dict(everyone=True), attachment.state_dict(everyone=True, to=1)
+    assert str(of_second) == str(everyone if dist.get_rank() == 1 else {})
+    return everyone, attachment.state_dict(), ddp.module.state_dict()
 
 
 def restoring(everyone, of_first, weights):

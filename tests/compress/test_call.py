@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from plait.collective import Collective, Work
+from plait.collective import Collective, Keyed, TorchCollective, Work
 from plait.compress.codec import Exact, Quantizer
 from plait.compress.collectives import CompressedCollective, all_gather, all_reduce, reduce_scatter
 from plait.compress.communicator import report, shutdown
@@ -128,6 +128,29 @@ def through_the_protocol():
 def test_it_is_a_collective(ranks):
     assert isinstance(CompressedCollective(), Collective)
     assert ranks(2, through_the_protocol) == [True] * 2
+
+
+def rounding():
+    """Sums of the same numbers, the same calls in another order, and calls that are told apart by nothing."""
+    collective = CompressedCollective(bits=2)
+
+    def add(call):
+        tensor = torch.randn(5000, generator=torch.Generator().manual_seed(dist.get_rank()))
+        call.all_reduce(tensor).wait()
+        return tensor
+
+    places = [(7, "head 0"), (7, "head 1"), (8, "head 0")]
+    first = [add(collective.at(*place)) for place in places]
+    again = [add(collective.at(*place)) for place in reversed(places)][::-1]
+    counted = [add(collective), add(collective)]
+    same = all(torch.equal(*pair) for pair in zip(first, again, strict=True))
+    return same, len({tuple(tensor.tolist()) for tensor in [*first, *counted]})
+
+
+def test_rounding_follows_from_the_place_of_a_call_where_it_has_one(ranks):
+    assert isinstance(CompressedCollective(), Keyed)
+    assert not isinstance(TorchCollective(), Keyed)
+    assert ranks(2, rounding) == [(True, 5)] * 2
 
 
 def test_without_a_process_group_it_says_what_to_do():

@@ -8,9 +8,10 @@ from types import SimpleNamespace
 import pytest
 
 from plait.errors import UsageError
+from plait.extras import install
 
 pytestmark = pytest.mark.skipif(
-    importlib.util.find_spec("accelerate") is None, reason="the Trainer is missing: pip install 'plait[hf]'"
+    importlib.util.find_spec("accelerate") is None, reason=f"the Trainer is missing: {install('hf')}"
 )
 TORCHRUN = {"TORCHELASTIC_RUN_ID": "none", "GROUP_RANK": "0", "PLAIT_COMPRESS": "off"}
 

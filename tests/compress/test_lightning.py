@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from plait.errors import UsageError
+from plait.extras import install
 
 pytestmark = pytest.mark.skipif(
-    importlib.util.find_spec("lightning") is None,
-    reason="Lightning is missing: pip install 'plait[lightning]'",
+    importlib.util.find_spec("lightning") is None, reason=f"Lightning is missing: {install('lightning')}"
 )
 TORCHRUN = {"TORCHELASTIC_RUN_ID": "none", "GROUP_RANK": "0", "PLAIT_COMPRESS": "off"}
 

@@ -14,6 +14,7 @@ import pytest
 from unknowing import gradients, said_by, small_model
 
 from plait.errors import UsageError
+from plait.extras import install
 
 SCRIPTS = Path(__file__).parents[1] / "scripts"
 FOUR = "bits=4,decline=false"
@@ -59,7 +60,7 @@ def test_an_unmodified_script_is_compressed(name, package, extra, compressed, ex
     try:
         importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
-        pytest.skip(f"{package} is missing: pip install 'plait[{extra}]'")
+        pytest.skip(f"{package} is missing: {install(extra)}")
     words = [] if extra is None else [str(tmp_path)]
     done = torchrun(SCRIPTS / name, *words, PLAIT_COMPRESS=FOUR)
     assert done.returncode == 0, done.stderr
@@ -250,8 +251,7 @@ def described(**fields):
 @pytest.mark.parametrize("why", [{"left": True}, {"declined": (3,)}])
 def test_who_declines_says_how_to_compress_all_the_same(why):
     assert described(**why) == (
-        "gradients of all 2 parameters stay uncompressed: that is faster on this network "
-        "(PLAIT_COMPRESS=off switches this off); "
+        "gradients of all 2 parameters stay uncompressed: that is faster on this network; "
         "PLAIT_COMPRESS=bits=3,decline=false compresses all the same"
     )
     assert "decline" not in described()

@@ -1,5 +1,6 @@
 """Jobs for whole runs, which workers import by name; some break on purpose."""
 
+import ctypes
 import functools
 import os
 import signal
@@ -29,6 +30,25 @@ def narrow_points(seed):
     return [(x[:5], y) for x, y in points(seed)]
 
 
+def holding_points(seed, *, flag, seconds):
+    """Rows of which one, once, lets no other thread run for so long."""
+    return Holding(points(seed), Path(flag), seconds)
+
+
+class Holding:
+    def __init__(self, rows, flag, seconds):
+        self.rows, self.flag, self.seconds = rows, flag, seconds
+
+    def __len__(self):
+        return len(self.rows)
+
+    def __getitem__(self, index):
+        if self.flag.exists():
+            self.flag.unlink()
+            ctypes.PyDLL(None).usleep(int(1e6 * self.seconds))  # keeps Python's lock, as a PyDLL does
+        return self.rows[index]
+
+
 class Slow:
     """Rows that take their time, so that something can happen meanwhile."""
 
@@ -45,10 +65,10 @@ class Slow:
 
 def breaking_loss(output, batch, *, at, flag, how):
     """The loss, until the ``at``-th call of all processes; then, once or always, what ``how`` says."""
-    counted = Path(flag)
-    with counted.open("ab") as file:
+    with Path(flag).open("ab", buffering=0) as file:
         file.write(b"x")
-    if counted.stat().st_size == at or (how == "always" and counted.stat().st_size >= at):
+        call = file.tell()  # the end of what was appended here, whatever others append meanwhile
+    if call == at or (how == "always" and call >= at):
         if how == "killed":
             os.kill(os.getpid(), signal.SIGKILL)
         if how == "stopped":

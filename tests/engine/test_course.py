@@ -72,6 +72,18 @@ def test_the_last_line_of_a_log_is_told_however_long_the_log_is(tmp_path):
     assert made.ended([3], 0, log).text.endswith(f"see {log}")
 
 
+def test_a_worker_that_is_not_heard_is_told_with_the_setting_and_a_value_that_works():
+    class Worker:
+        name = "here/0"
+
+    made = attempt()
+    made.workers.append(Worker())
+    failure = made.unheard(0, 10.44, 10.0)
+    assert failure.cause == "lost"
+    assert failure.text.startswith("rank 0 on here/0 has not been heard for 10.4 s: ")
+    assert failure.text.endswith("(setting: --silence, limits.silence_s; works: 60)")
+
+
 @pytest.mark.parametrize("wrong", [{"silence_s": 0.5}, {"restarts": -1}, {"stall_s": float("nan")}])
 def test_limits_that_make_no_sense_are_refused(wrong):
     with pytest.raises(UsageError, match=next(iter(wrong))):

@@ -7,8 +7,8 @@ import torch
 
 import plait
 from plait.cluster import Cluster
-from plait.engine.diagnosis import cited, explained
-from plait.errors import UsageError
+from plait.engine.diagnosis import cited, explained, explaining
+from plait.errors import FileError, UsageError
 from reference_jobs import BASE, job
 
 
@@ -65,6 +65,25 @@ def test_the_part_that_raises_is_told_with_the_job_and_the_line(name):
 def test_an_error_that_no_job_makes_stays_as_it_is():
     error = RuntimeError("of ours")
     assert explained([BASE], error) is error
+
+
+def test_a_model_for_which_there_is_no_room_is_not_made_to_explain_an_error(monkeypatch):
+    wrong = job(optimizer=torch.optim.LBFGS)
+    error = RuntimeError("somewhere")
+    assert explained([wrong], error) is not error
+    monkeypatch.setattr("plait.engine.diagnosis.memory_available_bytes", lambda: 1000)
+    monkeypatch.setattr("plait.job.Job.build_model", lambda job: pytest.fail("it was made"))
+    assert explained([wrong], error) is error
+
+
+def test_what_is_refused_already_stays_as_it_is():
+    for error in (UsageError("a", setting="b"), FileError("c", setting="d")):
+        with pytest.raises(type(error)) as caught, explaining([job(model=NoModel)]):
+            raise error
+        assert caught.value is error
+    with pytest.raises(RuntimeError, match="of ours") as caught, explaining([BASE]):
+        raise RuntimeError("of ours")
+    assert caught.value.__cause__ is None
 
 
 @pytest.mark.parametrize("name", ["model", "rate", "closure"])

@@ -38,6 +38,7 @@ def test_a_line():
     assert line(row) == (
         "gpt: step 5/10, loss 1.235, 31.4 samples/s, memory 1.00 MiB, bits 4 (data, 4 bits on a/0 and 1 more)"
     )
+    assert line({"job": "x", "step": 2, "wire_bytes": 2048}) == "x: step 3, 2.00 KiB sent a step"
     assert line({"job": "x", "step": 2, "loss": None}) == "x: step 3, loss not finite"
     assert line({"job": "x"}) == "x: "
 
@@ -60,6 +61,24 @@ def test_lines_about_a_job_are_apart_and_the_last_is_never_lost():
     assert len(said) == 5
 
 
+def test_what_is_done_for_a_job_is_shown_until_it_makes_a_step():
+    said = []
+    view = View(said.append, clock=Clock())
+    view.begin(ROWS)
+    assert "doing" not in rendered(view)
+    for what in ("importing", "importing", "tracing the model"):
+        view.doing("gpt", what)
+    assert said == ["gpt: importing", "gpt: tracing the model"]
+    assert "doing" in rendered(view)
+    assert "tracing the model" in rendered(view)
+    view.update("gpt", {"step": 0, "loss": 1.0})
+    assert "tracing" not in rendered(view)
+    view.doing("small", "importing")
+    view.doing("small", "")  # as where it failed before its first step
+    assert said[3:] == ["small: importing"]
+    assert "doing" not in rendered(view)
+
+
 def test_what_happens_to_a_job_is_said_after_its_last_step():
     said = []
     view = View(said.append, clock=Clock())
@@ -68,11 +87,26 @@ def test_what_happens_to_a_job_is_said_after_its_last_step():
         for step in range(2):
             view.update(job, {"step": step, "loss": 1.0})
     view.event("gpt: finished", {"gpt"})
-    view.update("gpt", {"step": 0, "evaluation": {"loss": 2.0}})  # a step long done
     view.end()
     assert [text.split(",")[0] for text in said] == [
         "small: step 1", "gpt: step 1/10", "gpt: step 2/10", "gpt: finished", "small: step 2",
     ]  # fmt: skip
+
+
+def test_an_evaluation_is_said_at_once_after_its_step_and_stays_in_the_table():
+    said = []
+    view = View(said.append, clock=Clock())
+    view.begin(ROWS)
+    for step in range(2):
+        view.update("gpt", {"step": step, "loss": 1.0})
+    view.update("gpt", {"step": 1, "evaluation": {"loss": 2.03125, "accuracy": None}})
+    assert [text.partition(" (")[0] for text in said] == [
+        "gpt: step 1/10, loss 1", "gpt: step 2/10, loss 1",
+        "gpt: evaluated after step 2: loss 2.031, accuracy not finite",
+    ]  # fmt: skip
+    table = view.table()
+    assert [column.header for column in table.columns][-1] == "evaluation"
+    assert "loss 2.031, accuracy not finite" in [str(cell) for cell in table.columns[-1].cells]
 
 
 def test_every_event_is_said_at_once():

@@ -11,6 +11,7 @@ from made_runs import create, job, row
 
 from plait.engine.record import KINDS, Record, file_name, latest
 from plait.errors import FileError, UsageError
+from plait.evaluation import Evaluated
 
 
 def test_a_run_is_made_written_and_read_again(tmp_path):
@@ -94,6 +95,16 @@ def test_a_resumed_run_counts_attempts_anew(tmp_path):
     with Record.open(tmp_path / "run") as again:
         assert again.step(row("gpt", 1, attempt=0, loss=2.0))
         assert [one["loss"] for one in again.rows()["gpt"]] == [1.0, 2.0]
+
+
+def test_so_are_evaluations(tmp_path):
+    judged = [Evaluated(step=step, loss=step / 4, metrics={"right": 1.0}) for step in (1, 2)]
+    with create(tmp_path / "run", "gpt") as record:
+        record.step({"job": "gpt", "step": 0, "attempt": 2, "loss": 1.0})
+        record.step({"job": "gpt", "step": 0, "attempt": 2, "evaluation": judged[0].figures})
+        record.complete("gpt", (1.0, 0.5), judged)
+        found = [(one["step"], one.get("loss"), one.get("evaluation")) for one in record.history()]
+    assert found[2:] == [(1, 0.5, None), (1, None, {"loss": 0.5, "right": 1.0})]
 
 
 def test_evaluations_are_apart_from_steps(tmp_path):

@@ -319,7 +319,7 @@ def test_what_workers_recorded_is_drawn_below_the_plan_and_kept(full):
         (
             {"how": "background", "option": "data", "devices": ["a"], "step_ms": 5, "done": 0.29},
             "it is in the background, and gets what is idle on a (a step takes 5 ms of that), "
-            "29% of its steps by when the foreground ends",
+            "29% of its steps by when the foreground ends, counted from when both have started",
         ),
         (
             {"how": "alternated", "option": "spill", "devices": ["a", "b"], "step_ms": 5},

@@ -11,20 +11,27 @@ import subprocess
 import sys
 import time
 
+import engine_jobs
+import pipeline_jobs
 import pytest
-from engine_jobs import ADAM, SMALL, breaking, narrow_points, slow, workers_of
+from engine_jobs import ADAM, SMALL, breaking, holding_points, narrow_points, slow, workers_of
 
 import plait
 from plait import reference
+from plait.burst import BurstPlan
 from plait.cluster import Cluster, Tier
 from plait.engine import Limits
+from plait.engine.assignment import tasks_of
 from plait.engine.record import Record
 from plait.engine.running import _first_attempt
 from plait.engine.worker import _failed
 from plait.errors import FileError, UsageError
+from plait.evaluation import Evaluation
 from plait.spill import Choice, Selection, no_halving
+from plait.units import format_bytes
 from reference_jobs import job, points
 
+JUDGED = job(SMALL, evaluation=Evaluation(data=points, every=4))
 QUICK = Limits(silence_s=5.0, backoff_s=0.05)
 
 
@@ -56,22 +63,71 @@ def assert_close(found, plain):
     assert all(math.isclose(a, b, rel_tol=1e-10) for a, b in zip(found, plain, strict=True))
 
 
+def assert_judged(done):
+    """An evaluation is written down when it is made: after its step, and before the next one."""
+    history = [row for row in Record.read(done.directory).history() if row["job"] == "small"]
+    kinds = ["evaluation" if "evaluation" in row else row["step"] for row in history]
+    assert kinds == [0, 1, 2, 3, "evaluation", 4, 5, "evaluation"]
+    assert [row["step"] for row in history if "evaluation" in row] == [3, 5]
+    assert history[-1]["evaluation"]["loss"] == done["small"].evaluations[-1].loss
+
+
 @pytest.mark.parametrize("strategy", ["data", "pipeline", "burst"])
 def test_every_strategy_trains_the_same(go, strategy):
-    done = go(SMALL, strategy=strategy)
+    done = go(JUDGED, strategy=strategy)
     assert_close(done["small"].losses, reference.train(SMALL).losses)
+    assert_judged(done)
     assert done.finished
     assert done["small"].strategy == strategy
     assert done["small"].weights.is_file()
     assert done.report.is_file()
 
 
+@pytest.mark.parametrize("strategy", ["pipeline", "burst"])
+def test_what_workers_hand_to_the_wire_is_in_rows_and_report(go, monkeypatch, strategy):
+    wide = job(SMALL, model=functools.partial(engine_jobs.wide, width=64), batch=8)
+    if strategy == "pipeline":  # 64 numbers of each row pass the cut, in two pieces with a head each
+        plan, sent = pipeline_jobs.plan_for(wide, 2, 2), 8 * 8 * 64
+    else:  # of two ranks each sends half of every gradient twice; then half of the rows come to rank 0
+        plan = BurstPlan.of(["0", "2", "4"], [2, 2, 1], batch=8)
+        sent = 8 * (7 * 64 + 65 * 64)
+
+    def on_two(*given):
+        (task,) = tasks_of(*given)
+        both = ("node0/0", "node0/1")
+        return (dataclasses.replace(task, plan=plan.to_json(), devices=both, cores=(), compress=None),)
+
+    monkeypatch.setattr("plait.engine.running.tasks_of", on_two)
+    lines = []
+    done = go(wide, strategy=strategy, show=lines.append)
+    rows = Record.read(done.directory).rows()["small"]
+    assert len(rows) == wide.steps
+    # What is told besides (heads, the loss, which gradients there are) is some hundred bytes.
+    assert all(sent < row["wire_bytes"] < sent + 8 * 4 * 64 + 2048 for row in rows), rows
+    assert any(line.startswith("small: step ") and "sent a step" in line for line in lines)
+    mean = format_bytes(sum(row["wire_bytes"] for row in rows) / len(rows))
+    assert mean in done.report.read_text()
+
+
+def test_workers_tell_what_they_do_before_their_first_step(go, tmp_path):
+    lines = []
+    stopped = breaking(tmp_path / "flag", at=4, how="killed")
+    done = go(stopped, strategy="data", devices=1, save_every=2, show=lines.append)
+    assert done.finished
+    told = [line.removeprefix("small: ") for line in lines if line.startswith("small: ")]
+    told = [line for line in told if not line.startswith(("step ", "started", "restarted", "broken"))]
+    begins = ["importing", "building the model", "taking step 1"]
+    again = [*begins[:2], "reading the checkpoint", "restoring the checkpoint at step 2", "taking step 3"]
+    assert told[: len(begins) + len(again)] == [*begins, *again]
+
+
 def test_spilled_jobs_and_a_sweep_end_with_the_bits_of_plain_training(go, tmp_path):
     space = {"optimizer.lr": Choice([0.1, 0.05])}
     sweep = Selection(job(SMALL, name="swept"), space, no_halving(trials=2, most_steps=6), seed=1)
     said = []
-    done = go([job(SMALL, strategy="spill", memory="1GiB"), sweep], show=said.append)
+    done = go([job(JUDGED, strategy="spill", memory="1GiB"), sweep], show=said.append)
     assert done["small"].losses == reference.train(SMALL).losses
+    assert_judged(done)
     measured = done["small"].facts["measured"]
     assert all(measured[name] > 0 for name in ("memory_bytes", "written_bytes", "seconds"))
     assert "peak memory" in done.report.read_text()
@@ -110,6 +166,24 @@ def test_a_worker_that_is_silent_is_given_up(go, tmp_path):
     assert_close(done["small"].losses, reference.train(SMALL).losses)
     (event,) = events(done, "broken")
     assert "not been heard" in event["text"]
+
+
+@pytest.mark.parametrize(("silence_s", "restarts"), [(3.0, 1), (18.0, 0)])
+def test_data_that_lets_no_thread_run_needs_a_longer_silence_and_the_failure_says_so(
+    go, tmp_path, silence_s, restarts
+):
+    flag = tmp_path / "flag"
+    held = job(SMALL, data=functools.partial(holding_points, flag=str(flag), seconds=5.0))
+    limits = Limits(silence_s=silence_s, backoff_s=0.05)
+    go(held, strategy="data", devices=1, dry_run=True)  # measured, and kept
+    flag.touch()
+    done = go(held, strategy="data", devices=1, limits=limits)
+    assert done.finished
+    assert done["small"].restarts == restarts
+    assert_close(done["small"].losses, reference.train(SMALL).losses)
+    for event in events(done, "broken"):
+        assert "has not been heard for" in event["text"]
+        assert "(setting: --silence, limits.silence_s; works: 18)" in event["text"]
 
 
 def test_one_job_that_raises_does_not_disturb_another(go, tmp_path):

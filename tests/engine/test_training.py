@@ -1,11 +1,17 @@
 """What workers hand on to the trainers of the strategies."""
 
 import pickle
+import threading
 
 import pytest
 
+from plait.burst import BurstPlan
+from plait.engine import recording as recording_module
+from plait.engine import telling
 from plait.engine.task import SELECTION, Task
 from plait.engine.training import _Pace, carry_out
+from plait.pipeline.orders import kfkb
+from plait.pipeline.plan import Forecast, PipelinePlan, Stage
 from plait.spill import Choice, Selection, no_halving
 from reference_jobs import BASE
 
@@ -38,6 +44,41 @@ def test_jobs_that_take_turns_commit_as_often_as_was_asked(tmp_path, monkeypatch
     )  # fmt: skip
     assert not carry_out(task, tmp_path, Teller(), Recording())
     assert given == [save_every]
+
+
+@pytest.mark.parametrize(("silence_s", "waits_s"), [(10.0, 30.0), (60.0, 60.0)])
+@pytest.mark.parametrize("strategy", ["pipeline", "burst"])
+def test_ranks_wait_for_each_other_as_long_as_the_run_does(
+    tmp_path, monkeypatch, strategy, silence_s, waits_s
+):
+    given = []
+
+    def trained(job, plan, **settings):
+        given.append(settings["timeout_s"])
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("plait.pipeline.training.train", trained)
+    monkeypatch.setattr("plait.burst.training.train", trained)
+    plans = {
+        "pipeline": PipelinePlan(
+            stages=(Stage(first=0, end=1), Stage(first=1, end=2)),
+            order=kfkb(2, 2, 1),
+            global_batch=8,
+            forecast=Forecast(step_ms=1.0, busy_ms=(1.0, 1.0), peak_bytes=(1, 1)),
+        ),
+        "burst": BurstPlan(blocks=("a",), widths=(2,), devices=2, batch=8),
+    }
+    task = Task(
+        name="small", kind="train", strategy=strategy, jobs=(BASE.to_json(),), devices=("a", "b"),
+        plan=plans[strategy].to_json(),
+    )  # fmt: skip
+    teller = telling.Teller(
+        line=None, stop=threading.Event(), run=tmp_path, attempt=0, rank=1, silence_s=silence_s
+    )
+    recording = recording_module.Recording(task, tmp_path, attempt=0, rank=1)
+    with pytest.raises(KeyboardInterrupt):
+        carry_out(task, tmp_path, teller, recording)
+    assert given == [waits_s]
 
 
 def test_steps_of_jobs_that_take_turns_are_timed_from_one_to_the_next():

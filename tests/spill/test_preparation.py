@@ -59,6 +59,21 @@ def test_devices_with_nothing_to_learn_trace_what_they_will_run(known):
     assert hands[1].asked == hands[2].asked == [("describe", "wide")]
 
 
+def test_jobs_of_another_work_are_measured_and_planned_by_themselves(known):
+    """A momentum that one keeps on disk and another has not is part of what its shards hold."""
+    plain, heavy, other = (
+        replace(known.job, name=name, optimizer=Factory("torch.optim:SGD", lr=0.1, momentum=momentum))
+        for name, momentum in (("plain", 0.0), ("heavy", 0.9), ("other", 0.8))
+    )
+    hand = Hand()
+    first, second, third = Preparation([hand]).learn([plain, heavy, other])
+    assert [name for method, name in hand.asked if method == "measure"] == ["plain", "heavy"]
+    assert second.costs is third.costs is not first.costs
+    planner = divide([first, second], memory_bytes=256 * MIB, own_bytes=32 * MIB, devices=1, disk=DISK)
+    small, large = (planner.plan(one).forecast.disk_bytes for one in (first, second))
+    assert large > small
+
+
 def task(known, planner):
     plan = planner.plan(known)
     head = Head(job="wide", stage="step", step=2, losses=(1.0, 2.0))

@@ -3,9 +3,10 @@
 from dataclasses import replace
 
 import pytest
-from chains import CODECS, cluster
+from chains import CODECS, chain, cluster
 
 from plait.errors import FileError, UsageError
+from plait.factory import Factory
 from plait.profile import Profile
 from plait.strategy import measuring, plan
 from plait.strategy.measuring import batch_sizes, check_threads, digest, profile_of, steps_of
@@ -56,11 +57,37 @@ def test_a_profile_is_measured_once(tmp_path, monkeypatch):
             profile_of(other, devices=2, directory=tmp_path)
 
 
-def test_a_file_that_is_not_whole_is_measured_again(tmp_path, monkeypatch):
-    monkeypatch.setattr(measuring, "_measure", lambda *_: Profile.load(tmp_path / "known.json"))
-    from chains import chain
+def sgd(**settings):
+    return replace(BASE, optimizer=Factory("torch.optim:SGD", **{"lr": 0.1, **settings}))
 
-    chain().save(tmp_path / "known.json")
+
+@pytest.mark.parametrize(
+    ("one", "other", "alike"),
+    [
+        (sgd(lr=0.1), sgd(lr=0.2), True),
+        (sgd(momentum=0.8), sgd(momentum=0.9), True),
+        (sgd(momentum=0.0), sgd(momentum=0.9), False),
+        (sgd(fused=True), sgd(fused=False), False),
+        (sgd(), replace(BASE, optimizer="torch.optim:Adam"), False),
+    ],
+)
+def test_of_an_optimizer_counts_what_changes_its_work(one, other, alike):
+    assert (digest(one, (1, 2)) == digest(other, (1, 2))) is alike
+
+
+def test_jobs_that_are_alike_share_a_profile_whatever_they_are_called(tmp_path, monkeypatch):
+    known = chain()
+    monkeypatch.setattr(measuring, "_measure", lambda *_: known)
+    profile_of(sgd(), devices=2, directory=tmp_path)
+    monkeypatch.setattr(measuring, "_measure", lambda *_: 1 / 0)
+    assert profile_of(replace(sgd(lr=0.5), name="other"), devices=2, directory=tmp_path) == known
+    assert [file.name.partition("-")[0] for file in tmp_path.iterdir()] == ["small"]
+    with pytest.raises(ZeroDivisionError):
+        profile_of(sgd(momentum=0.9), devices=2, directory=tmp_path)
+
+
+def test_a_file_that_is_not_whole_is_measured_again(tmp_path, monkeypatch):
+    monkeypatch.setattr(measuring, "_measure", lambda *_: chain())
     profile_of(BASE, devices=2, directory=tmp_path)
     (kept,) = tmp_path.glob("small-*.json")
     kept.write_text("{")
@@ -77,6 +104,10 @@ def test_the_digest_follows_the_code(tmp_path, monkeypatch):
     assert digest(job, (1, 2)) == before
     assert digest(job, (1, 4)) != before
     module.write_text("def model():\n    return None\n")
+    assert digest(job, (1, 2)) != before
+    job = replace(BASE, optimizer="made_here:model")
+    before = digest(job, (1, 2))
+    module.write_text("def model():\n    return 1\n")
     assert digest(job, (1, 2)) != before
 
 

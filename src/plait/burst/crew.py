@@ -51,6 +51,8 @@ class Crew:
         """Notified of everything that someone may wait for."""
         self.waiting: Callable[[bool], None] = lambda begins: None
         """Called where a wait begins and where it ends."""
+        self.sent_bytes = 0
+        """What this rank has handed to the wire so far, for whatever purpose but weights and state."""
         self.rank, self.world = _place()
         self._groups: dict[tuple[str, int], Any] = {}
         self._lanes: list[Lane] = []
@@ -209,6 +211,11 @@ class Crew:
                 self._blame(self._watch.orphaned(_short(error)))
             self.check()
             raise
+
+    def count(self, sent_bytes: int) -> None:
+        """Note what was handed to the wire; any thread may."""
+        with self.changed:
+            self.sent_bytes += sent_bytes
 
     # --- failing ------------------------------------------------------------------------------------
 

@@ -41,6 +41,8 @@ class StepRecord:
     begun_ns: int
     end_ns: int = 0
     activities: list[Activity] = field(default_factory=list)
+    wire_bytes: int = 0
+    """What this rank handed to the wire for it: gradients, rows, and a few figures."""
 
     @property
     def step_ms(self) -> float:
@@ -64,7 +66,7 @@ class Diary:
         script.leave_to(self)
         self._publisher = Publisher(device=rank)
         self._now = StepRecord(0, time.perf_counter_ns())
-        self._waits_since_ns = 0
+        self._waits_since_ns = self._sent_bytes = 0
 
     def begin(self) -> int:
         """A step begins; its number."""
@@ -73,9 +75,10 @@ class Diary:
         self._now = StepRecord(number, time.perf_counter_ns())
         return number
 
-    def end(self) -> None:
-        """The step has ended."""
+    def end(self, sent_bytes: int) -> None:
+        """The step has ended, by when this rank has handed so much to the wire since its first one."""
         self._now.end_ns = time.perf_counter_ns()
+        self._now.wire_bytes, self._sent_bytes = sent_bytes - self._sent_bytes, sent_bytes
         self.last = self._now
 
     @contextmanager

@@ -8,6 +8,7 @@ import torch
 import torch.distributed as dist
 
 from plait.burst.crew import Crew
+from plait.collective import ring_bytes
 
 
 class Figures:
@@ -25,6 +26,7 @@ class Figures:
             return figures.tolist
         group = self._crew.group("control", self._crew.world)
         errand = self._lane.do(lambda: dist.all_reduce(figures, group=group), "adding up the loss")
+        self._crew.count(ring_bytes(figures.nbytes, self._crew.world))
 
         def sums() -> list[float]:
             self._crew.finish([errand], "the loss of all ranks")
@@ -44,5 +46,6 @@ class Figures:
         errand = self._lane.do(
             lambda: dist.all_gather(parts, mine, group=group), "joining BatchNorm's statistics"
         )
+        self._crew.count((width - 1) * mine.nbytes)
         self._crew.finish([errand], "BatchNorm's statistics")
         return parts

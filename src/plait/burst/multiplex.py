@@ -219,6 +219,7 @@ class Multiplexer:
                 baseline_ms=measured[-1].baseline_ms if measured else None,
                 share=account.share,
                 steps=account.steps,
+                alone_steps=account.alone_steps,
                 processor_seconds=account.processor_seconds,
                 seconds=account.seconds,
                 paused=account.paused_seconds / account.seconds if account.seconds else 0.0,

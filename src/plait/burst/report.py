@@ -86,6 +86,8 @@ class Report:
     """The background's throughput beside the foreground, of its throughput alone."""
     steps: int
     """That the background made beside the foreground, where it says so."""
+    alone_steps: int = 0
+    """That it made without a foreground, where it says so."""
     processor_seconds: float
     """That it used beside the foreground."""
     seconds: float
@@ -108,16 +110,22 @@ class Report:
                 seconds = format_seconds(self.seconds)
                 said += f"; it was paused {self.paused:.0%} of the {seconds} for which a foreground trained"
             return said
-        kept = "within" if found.mean <= self.max_slowdown else "ABOVE"
-        parts = [
-            f"a foreground step took {found.mean:.3f} times what it takes alone, {kept} the bound of "
-            f"{self.max_slowdown:g} (std {found.std:.3f}, half of the {found.steps} steps between "
-            f"{found.q1:.3f} and {found.q3:.3f})"
-        ]
+        if self.alone_steps and not self.steps:  # what it took beside the foreground went into starting
+            return "it made no step beside the foreground"
+        parts = [self._cost(found)]
         if self.share is not None:
             parts.append(f"background at {_of_its_own(self.share)}")
         parts.append(f"preempted {self.preemptions} times, paused {self.paused:.0%} of the time")
         return "; ".join(parts)
+
+    def _cost(self, found: Slowdown) -> str:
+        """What it cost the foreground."""
+        ratio = f"{found.mean:.3f} times what it takes alone"
+        spread = f"std {found.std:.3f}, half of the {found.steps} steps between {found.q1:.3f} and {found.q3:.3f}"
+        if found.mean < 1:  # the spread of what was measured: background work makes nothing faster
+            return f"a foreground step was no slower than alone ({ratio}, {spread})"
+        kept = "within" if found.mean <= self.max_slowdown else "ABOVE"
+        return f"a foreground step took {ratio}, {kept} the bound of {self.max_slowdown:g} ({spread})"
 
 
 def _of_its_own(share: float) -> str:

@@ -56,6 +56,7 @@ class Post:
         if not (out or into):
             return []
         group = self.crew.group("rows", self.crew.world)
+        self.crew.count(sum(tensor.nbytes for tensor, _ in out))
         if not self.early:
             ops = [dist.P2POp(dist.irecv, tensor, peer, group) for tensor, peer in into]
             ops += [dist.P2POp(dist.isend, tensor, peer, group) for tensor, peer in out]

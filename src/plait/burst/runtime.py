@@ -145,27 +145,34 @@ class BurstParallel:
     # --- training -----------------------------------------------------------------------------------
 
     def step(
-        self, *batch: Any, micro_batches: int = 1, before_each: Callable[[int], object] | None = None
+        self,
+        *batch: Any,
+        micro_batches: int = 1,
+        before_each: Callable[[int], object] | None = None,
+        number: int | None = None,
     ) -> float:
         """Find the loss of a batch and add its gradients to the parameters'; the same loss on every rank.
 
         All ranks are given the whole batch, of which each takes its own rows: of every tensor with as many as
         the first. With ``micro_batches`` it passes in so many parts, one after the other, and gradients
         are added up once; ``before_each`` is called with the number of each, from 0, before its forward pass.
+        ``number`` is that of the step in its training, by which a collective draws random numbers: with it,
+        training that is resumed draws the same. None counts the steps of this object.
         """
         self._crew.enter()
         whole = batch[0] if len(batch) == 1 else batch
-        number = self._diary.begin()
-        self._crew.says(f"in step {number}")
-        with self._crew.told(f"in step {number}"):
+        here = self._diary.begin()
+        self._crew.says(f"in step {here}")
+        with self._crew.told(f"in step {here}"):
             training = self.chain.model.training
-            given = StepBatch(whole, micro_batches, self._plan, step=number, training=training)
+            given = StepBatch(whole, micro_batches, self._plan, step=here, training=training)
             self._holding.check()
             self._crew.alike(given.alike)
             self._post.tag = given.tag
-            loss = self._train(given, before_each or (lambda number: None))
-        self._diary.end()
-        self._crew.says(f"between steps {number} and {number + 1}")
+            known = here if number is None else number
+            loss = self._train(given, before_each or (lambda number: None), known)
+        self._diary.end(self._crew.sent_bytes)
+        self._crew.says(f"between steps {here} and {here + 1}")
         return loss
 
     def clip_grad_norm_(self, max_norm: float) -> torch.Tensor:
@@ -181,13 +188,13 @@ class BurstParallel:
         nn.utils.clip_grads_with_norm_(list(self._holding.parameters.values()), max_norm, total)
         return total
 
-    def _train(self, given: StepBatch, before_each: Callable[[int], object]) -> float:
+    def _train(self, given: StepBatch, before_each: Callable[[int], object], step: int) -> float:
         assert self._sync is not None
         weights = given.weights(self._objective)
         total = math.fsum(weight for some in weights for weight in some)
         if total == 0:  # nothing counts, on any rank: the mean is undefined
             return math.nan
-        self._sync.begin()
+        self._sync.begin(step)
         loss = 0.0
         signature = f"{self._plans}/{given.signature}"
         for number, ((part, rows), some) in enumerate(zip(given.parts, weights, strict=True)):

@@ -20,7 +20,7 @@ from torch import nn
 
 from plait.burst.crew import Crew
 from plait.burst.lane import Errand
-from plait.collective import Collective
+from plait.collective import Collective, Keyed, ring_bytes
 from plait.errors import UsageError
 
 BUCKET_BYTES = 1 << 18
@@ -107,14 +107,16 @@ class GradientSync:
         for width in sorted({bucket.width for bucket in order}):
             crew.open("sync", width)
         self._lane = crew.lane("sync")
+        self._step = 0
         self._free = free
         self._waiting: list[Bucket] = []
         self._under_way: list[_Reduced] = []
         self._before: dict[str, torch.Tensor] = {}
         self._found: set[str] = set()
 
-    def begin(self) -> None:
+    def begin(self, step: int) -> None:
         """Set aside what was accumulated before: only this step's gradients are added up."""
+        self._step = step
         self._waiting = list(self._mine)
         self._under_way, self._before, self._found = [], {}, set()
         for bucket in self._mine:
@@ -173,19 +175,30 @@ class GradientSync:
             gradients.append(gradient.detach().reshape(-1))
             parameter.grad = None
         flat = torch.cat(gradients) if len(gradients) > 1 else gradients[0].contiguous()
-        errand = self._lane.do(self._reduction(flat, bucket.width), f"adding up gradients of {label}")
+        errand = self._lane.do(self._reduction(flat, bucket), f"adding up gradients of {label}")
         self._under_way.append(_Reduced(bucket, label, flat, errand))
 
-    def _reduction(self, flat: torch.Tensor, width: int) -> Any:
-        group = self._crew.group("sync", width)
+    def _reduction(self, flat: torch.Tensor, bucket: Bucket) -> Any:
+        group, step = self._crew.group("sync", bucket.width), self._step
 
         def reduce() -> None:
-            for piece in torch.split(flat, max(1, _PIECE_BYTES // flat.element_size())):
+            for number, piece in enumerate(torch.split(flat, max(1, _PIECE_BYTES // flat.element_size()))):
                 while not self._free.wait(_GATE_S):
                     self._crew.check()
-                self._collective.all_reduce(piece, group).wait()
+                collective = self._collective
+                if isinstance(collective, Keyed):  # by what is reduced when, not by what this process did
+                    collective = collective.at(step, f"{bucket.names[0]} {number}")
+                work = collective.all_reduce(piece, group)
+                work.wait()
+                self._crew.count(_sent_bytes(work, piece, bucket.width))
 
         return reduce
+
+
+def _sent_bytes(work: Any, piece: torch.Tensor, width: int) -> int:
+    """What an all-reduce has sent from here: compressed ones count it, and torch's are a ring."""
+    report = getattr(work, "report", None)
+    return ring_bytes(piece.nbytes, width) if report is None else int(report.sent_bytes)
 
 
 def _laid_like(parameter: nn.Parameter, flat: torch.Tensor) -> torch.Tensor:

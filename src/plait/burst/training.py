@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -153,8 +153,11 @@ def _step(run: _Run, step: int, batch: Any) -> Step:
         batch,
         micro_batches=job.accumulate,
         before_each=lambda number: seed_micro_batch(job.seed, step, number, rank=run.world.rank),
+        number=step,
     )
-    return run.progress.finish(loss, clip=run.parallel.clip_grad_norm_, started_s=started_s)
+    done = run.progress.finish(loss, clip=run.parallel.clip_grad_norm_, started_s=started_s)
+    assert run.parallel.record is not None, "a step has ended"
+    return replace(done, wire_bytes=run.parallel.record.wire_bytes)
 
 
 def _evaluate(run: _Run, done: int) -> Evaluated:

@@ -94,6 +94,7 @@ def _check_reach() -> None:
     from importlib.metadata import entry_points
 
     from plait.errors import UsageError
+    from plait.extras import PLAIT
 
     if os.environ.get(_AUTOLOAD, "1") != "1":
         what = f"{_AUTOLOAD}={os.environ[_AUTOLOAD]} keeps plait out of the workers"
@@ -102,7 +103,7 @@ def _check_reach() -> None:
         raise UsageError(
             "this plait is not installed, so that `import torch` does not find it",
             setting="installation",
-            works="pip install plait, or --bits off",
+            works=f"{PLAIT}, or --bits off",
         )
 
 

@@ -21,6 +21,7 @@ from plait.cli.scenario import (
     Memory,
     Rate,
     Scenario,
+    machine_for,
     only,
     scenarios,
 )
@@ -97,8 +98,10 @@ def plan(
         "widths": widths,
     }
     chosen = _strategy(strategy, burst)
+    here = machine_for(file, job, (cluster, devices, rate, latency, memory, hosts, disk, kind))
     found = scenarios(
         file=cluster,
+        here=here,
         devices=devices,
         batch=batch,
         rate=rate,

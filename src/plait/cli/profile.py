@@ -26,10 +26,15 @@ def profile(
     """Measure the time and the bytes of every block of a job's model."""
     from plait.cli.console import print_json
     from plait.destination import check_file
+    from plait.units import parse_whole
 
     if out is not None:
         check_file(out, setting="--out")
-    measured = _shown(file) or _measured(_chosen(file, job), _sizes(batch), repetitions, threads)
+    sizes = _sizes(batch)
+    parse_whole(repetitions, setting="--repetitions", works=5)
+    if threads is not None:
+        parse_whole(threads, setting="--threads")
+    measured = _shown(file) or _measured(_chosen(file, job), sizes, repetitions, threads)
     if as_json:
         print_json(measured.to_json())
     else:
@@ -62,17 +67,21 @@ def _chosen(file: Path, name: str | None) -> Job:
 
 def _sizes(text: str) -> list[int]:
     try:
-        return [int(part) for part in text.split(",")]
+        sizes = [int(part) for part in text.split(",")]
     except ValueError:
         raise UsageError(f"{text!r} is no list of batch sizes", setting="--batch", works="1,2,4,8") from None
+    if min(sizes) < 1:
+        raise UsageError(f"a batch of {min(sizes)} rows", setting="--batch", works="1,2,4,8")
+    return sizes
 
 
 def _measured(job: Job, sizes: list[int], repetitions: int, threads: int | None) -> Profile:
     from plait.chain import Chain
     from plait.cli.console import status
+    from plait.engine.diagnosis import explaining
     from plait.profile import Profile
 
-    with status("tracing the model") as say:
+    with explaining([job]), status("tracing the model") as say:
         chain = Chain.of_job(job)
         return Profile.measure(
             chain,

@@ -12,12 +12,13 @@ import typer
 from plait.cli import EXIT_FAILED
 
 if TYPE_CHECKING:
+    from plait.engine.course import Limits
     from plait.engine.running import Run
 
 EXIT_INTERRUPTED = 130
 _READING_S = 10.0
-"""A jobs file that takes longer to read does more than to make jobs; importing torch is part of it."""
-_MAY_CHANGE = {"resume", "engine", "restarts", "sink", "as_json"}
+"""A jobs file that takes longer to read, once torch is there, does more than to make jobs."""
+_MAY_CHANGE = {"resume", "engine", "restarts", "silence", "sink", "as_json"}
 """What may be given for a run that goes on."""
 
 
@@ -57,6 +58,10 @@ def run(
     restarts: Annotated[
         int, typer.Option(help="How often in a row a job is restarted without gaining a checkpoint.")
     ] = 3,
+    silence: Annotated[
+        float,
+        typer.Option(metavar="SECONDS", help="A worker that is not heard for so long is taken for lost."),
+    ] = 10.0,
     sink: Annotated[
         list[str] | None,
         typer.Option(help="tensorboard, wandb or mlflow; may be repeated. (default: tensorboard)"),
@@ -71,8 +76,8 @@ def run(
     Ctrl-C stops at a checkpoint, a second one at once; `plait run --resume DIRECTORY` goes on. The exit code
     is 1 if a job failed, 130 if the run was stopped.
     """
+    from plait.cli.options import named_as_options
     from plait.cluster import Cluster
-    from plait.engine.course import Limits
     from plait.engine.running import run as run_jobs
     from plait.engine.workload import Workload
     from plait.errors import UsageError
@@ -82,34 +87,38 @@ def run(
         raise UsageError(what, setting="FILE, --resume", works="one of them: plait run jobs.py")
     if resume is not None:
         _check_alone(resume, context)
-    common: dict[str, Any] = {
-        "engine": engine,
-        "limits": Limits(restarts=restarts),
-        "sinks": ("tensorboard",) if not sink else tuple(sink),
-        "show": False if as_json else None,
-    }
-    if resume is not None:
-        done = run_jobs(resume=resume, **common)
-    else:
-        assert file is not None, "one of the two is given"
-        with _said_if_long(file):
-            workload = Workload.read(file)
-        done = run_jobs(
-            [*workload.jobs, *workload.sweeps.values()],
-            None if cluster is None else Cluster.load(cluster),
-            directory=directory,
-            dry_run=dry_run,
-            write=emit,  # type: ignore[arg-type]
-            strategy=strategy,  # type: ignore[arg-type]
-            compress=_bits(compress),
-            objective=objective,  # type: ignore[arg-type]
-            devices=devices,
-            memory=memory,
-            save_every=save_every,
-            max_slowdown=max_slowdown,
-            profiles=cache,
-            **common,
-        )
+    asked = "--resume" if resume is not None else "--directory"
+    with named_as_options(context, directory=asked), _told_if_early(directory, resume):
+        common: dict[str, Any] = {
+            "engine": engine,
+            "limits": _limits(restarts, silence),
+            "sinks": ("tensorboard",) if not sink else tuple(sink),
+            "show": False if as_json else None,
+        }
+        if resume is not None:
+            done = run_jobs(resume=resume, **common)
+        else:
+            assert file is not None, "one of the two is given"
+            if directory is not None:
+                _check_free(directory)
+            with _said_if_long(file):
+                workload = Workload.read(file)
+            done = run_jobs(
+                [*workload.jobs, *workload.sweeps.values()],
+                None if cluster is None else Cluster.load(cluster),
+                directory=directory,
+                dry_run=dry_run,
+                write=emit,  # type: ignore[arg-type]
+                strategy=strategy,  # type: ignore[arg-type]
+                compress=_bits(compress),
+                objective=objective,  # type: ignore[arg-type]
+                devices=devices,
+                memory=memory,
+                save_every=save_every,
+                max_slowdown=max_slowdown,
+                profiles=cache,
+                **common,
+            )
     _tell(done, as_json)
     if done.interrupted:
         raise typer.Exit(EXIT_INTERRUPTED)
@@ -121,6 +130,8 @@ def run(
 def _said_if_long(file: Path) -> Iterator[None]:
     """Say where time goes while a jobs file is read: one that trains at its top level does so right then."""
     import threading
+
+    import torch  # noqa: F401  # which takes its time on a busy machine, and is not the file's doing
 
     def say() -> None:
         typer.echo(
@@ -138,6 +149,36 @@ def _said_if_long(file: Path) -> Iterator[None]:
         late.cancel()
 
 
+@contextmanager
+def _told_if_early(directory: Path | None, resume: Path | None) -> Iterator[None]:
+    """Say of Ctrl-C that it came before a new run began; one that has begun says itself how to go on."""
+    from plait.engine.preparing import RUNS
+    from plait.engine.record import CONFIG
+
+    def records() -> set[Path]:
+        return set((RUNS if directory is None else directory.parent).glob(f"*/{CONFIG}"))
+
+    before = records()
+    try:
+        yield
+    except KeyboardInterrupt:
+        if resume is None and records() == before:
+            typer.echo("plait: stopped before anything was started", err=True)
+        raise typer.Exit(EXIT_INTERRUPTED) from None
+
+
+def _check_free(directory: Path) -> None:
+    """Refuse the directory of another run, with the option that goes on with it."""
+    from plait.engine.record import Record
+    from plait.errors import FileError
+
+    try:
+        Record.check_free(directory)
+    except FileError as error:
+        works = f"--resume {directory} to go on with it, or another --directory"
+        raise FileError(error.what, setting="--directory", works=works) from None
+
+
 def _check_alone(resume: Path, context: typer.Context) -> None:
     """Refuse what a run that goes on cannot change: whatever was given and is not known to change."""
     from plait.errors import UsageError
@@ -152,6 +193,19 @@ def _check_alone(resume: Path, context: typer.Context) -> None:
             setting=name,
             works=f"--resume {resume} alone",
         )
+
+
+def _limits(restarts: int, silence: float) -> Limits:
+    from plait.engine.course import Limits
+    from plait.errors import UsageError
+
+    try:
+        return Limits(restarts=restarts, silence_s=silence)
+    except UsageError as error:
+        if error.setting != "silence_s":
+            raise
+        what = f"a worker cannot be taken for lost after {silence:g} s: it is heard once a second"
+        raise UsageError(what, setting="--silence", works=f"{error.works}, such as 60") from None
 
 
 def _bits(text: str | None) -> Any:

@@ -30,7 +30,10 @@ RATE, LATENCY = "1gbit", "50us"
 
 Devices = Annotated[
     list[int] | None,
-    typer.Option(help="How many there are (default: 2, or the cluster's). Repeat it to compare."),
+    typer.Option(
+        help="How many there are (default: 2, or the cluster's; for jobs and no figures, this machine's). "
+        "Repeat it to compare."
+    ),
 ]
 Batch = Annotated[
     list[int] | None,
@@ -88,9 +91,24 @@ class Scenario:
         return any(device.memory_bytes < UNLIMITED for device in self.cluster.devices)
 
 
+def machine_for(file: Path, job: str | None, given: Sequence[object]) -> Cluster | None:
+    """This machine, for a jobs file and no option that says otherwise: what `plait run` would plan for."""
+    from plait.cli.source import jobs_in, profile_in
+
+    if any(value is not None for value in given) or profile_in(file) is not None:
+        return None
+    from plait.cli.console import status
+    from plait.engine.machine import this_machine
+
+    jobs_in(file, job, None)  # refused, if it is, before anything is measured
+    with status("looking at this machine"):
+        return this_machine(devices=None, memory_bytes=None, directory=Path.cwd())
+
+
 def scenarios(
     *,
     file: Path | None,
+    here: Cluster | None = None,
     devices: Sequence[int] | None,
     batch: Sequence[int] | None,
     rate: Sequence[str] | None,
@@ -100,12 +118,15 @@ def scenarios(
     disk: str | None = None,
     kind: str | None = None,
 ) -> list[Scenario]:
-    """Every combination of the values given; one where nothing is repeated."""
+    """Every combination of the values given; one where nothing is repeated.
+
+    What is given changes the cluster of the file, or else the one that is ``here``, or else a modelled one.
+    """
     from plait.cluster import Cluster
 
     if kind not in (None, "cpu", "cuda"):
         raise UsageError(f"there are no devices of kind {kind!r}", setting="--kind", works="cpu or cuda")
-    base = None if file is None else Cluster.load(file)
+    base = here if file is None else Cluster.load(file)
     given = {"devices": devices, "batch": batch, "rate": rate, "latency": latency, "memory": memory}
     values: dict[str, list[Any]] = {name: list(its) if its else [None] for name, its in given.items()}
     repeated = [name for name, its in values.items() if len(its) > 1]

@@ -20,6 +20,7 @@ from plait.cli.scenario import (
     Memory,
     Rate,
     Scenario,
+    machine_for,
     only,
     scenarios,
 )
@@ -105,6 +106,9 @@ def sim(
     real = None if measured is None else _measured(measured, job, steps)
     workload = None if plan is None else KeptWorkload.read(plan)
     given = None if workload is not None else _planned_already(plan, batch)
+    here = machine_for(file, job, (cluster, devices, rate, latency, memory, hosts, disk, kind))
+    if here is not None and not _made_for(here, workload, given):
+        here = None
     if workload is not None:
         devices = devices or [len(workload.devices)]
         if batch is not None:
@@ -114,6 +118,7 @@ def sim(
         batch = batch if given.batch is None else [given.batch]
     found = scenarios(
         file=cluster,
+        here=here,
         devices=devices,
         batch=batch,
         rate=rate,
@@ -213,6 +218,13 @@ def _planned_already(file: Path | None, batch: list[int] | None) -> KeptPlan | N
     if kept.batch is not None and batch and batch != [kept.batch]:
         raise UsageError(f"{file} is a plan for {kept.batch} rows", setting="--batch", works=str(kept.batch))
     return kept
+
+
+def _made_for(here: Cluster, workload: KeptWorkload | None, given: KeptPlan | None) -> bool:
+    """Whether a plan that was kept, if there is one, can be for this machine."""
+    if workload is not None:
+        return set(workload.devices) <= {device.name for device in here.devices}
+    return given is None or given.devices <= len(here.devices)
 
 
 def _chosen(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -13,6 +12,7 @@ from dataclasses import dataclass
 from importlib import metadata
 
 from plait.cli.finding import Finding
+from plait.extras import PLAIT, install, requirements
 
 _PYTHON = (3, 11)
 _EXTRAS = {
@@ -84,7 +84,7 @@ def python(version: tuple[int, ...] = sys.version_info[:3]) -> Finding:
 
 def packages() -> Iterator[Finding]:
     """The packages that plait needs, each in a version that it is tested with or not."""
-    for requirement in _requirements():
+    for requirement in requirements():
         remedy = f"pip install '{requirement}'"
         name, version = _name(requirement), installed(_name(requirement))
         if version is None:
@@ -174,7 +174,7 @@ def scripts() -> Finding:
         remedy = f"unset {_AUTOLOAD}"
     elif "plait" not in metadata.entry_points(group="torch.backends").names:
         consequence = "plait is not installed, so `import torch` misses it: PLAIT_COMPRESS does nothing"
-        remedy = "pip install ., in plait's source tree"
+        remedy = PLAIT
     return Finding(
         name="unmodified scripts",
         state="ok" if consequence is None else "without",
@@ -204,7 +204,7 @@ def ray() -> Iterator[Finding]:
 def extras() -> Iterator[Finding]:
     """The extras, with what is lost without each."""
     for extra, consequence in _EXTRAS.items():
-        found, there, needed = [], True, _requirements(extra)
+        found, there, needed = [], True, requirements(extra)
         for requirement in needed:
             version = installed(_name(requirement))
             fits = version is not None and admits(requirement, version)
@@ -216,7 +216,7 @@ def extras() -> Iterator[Finding]:
             state="ok" if there else "without",
             found=", ".join(found),
             consequence=None if there else consequence,
-            remedy=None if there else f"pip install {shlex.join(needed)}",
+            remedy=None if there else install(extra),
         )
 
 
@@ -241,21 +241,6 @@ def admits(requirement: str, version: str) -> bool:
     return (lowest is None or here >= numbers(lowest.group(1))) and (
         beyond is None or here < numbers(beyond.group(1))
     )
-
-
-def _requirements(extra: str | None = None) -> list[str]:
-    """The requirements of plait itself, or of one of its extras, as they stand in its metadata."""
-    found = []
-    try:
-        lines = metadata.requires("plait") or []
-    except metadata.PackageNotFoundError:  # run from its sources without an installation
-        lines = []
-    for line in lines:
-        requirement, _, marker = line.partition(";")
-        name = re.search(r"extra == ['\"]([^'\"]+)", marker)
-        if (name and name.group(1)) == extra:
-            found.append(requirement.strip())
-    return found
 
 
 def _name(requirement: str) -> str:

@@ -70,15 +70,17 @@ def demand_of(
     profile = profile_in(file)
     if profile is None:
         from plait.cli.console import status
+        from plait.engine.diagnosis import explaining
         from plait.strategy.measuring import profile_of, steps_of
 
         jobs = jobs_in(file, job, batch)
         if len(jobs) > 1:
             names = ", ".join(one.name for one in jobs)
             raise UsageError(f"{file} has {len(jobs)} jobs", setting="--job", works=f"one of {names}")
-        with status(f"looking for a profile of {jobs[0].name}") as say:
+        with explaining(jobs), status(f"looking for a profile of {jobs[0].name}") as say:
             measured = profile_of(jobs[0], devices=devices, directory=cache, progress=say)
-        return Demand.of(jobs[0], measured, steps=steps_of(jobs[0])).assuming(optimizer)
+            steps = steps_of(jobs[0])
+        return Demand.of(jobs[0], measured, steps=steps).assuming(optimizer)
     if job is not None:
         raise UsageError(f"{file} is a profile, with no jobs", setting="--job", works="a jobs file")
     made = Demand(name=profile.model or "job", profile=profile, batch=32 if batch is None else batch)

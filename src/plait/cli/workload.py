@@ -29,10 +29,11 @@ def planned(
 ) -> WorkloadPlan:
     """The plan of all jobs of a file; what was not measured on this machine is now."""
     from plait.cli.console import status
+    from plait.engine.diagnosis import explaining
     from plait.strategy import plan
 
     jobs = jobs_in(file, None, batch)
-    with status(f"looking for the profiles of {len(jobs)} jobs") as say:
+    with explaining(jobs), status(f"looking for the profiles of {len(jobs)} jobs") as say:
         return plan(
             jobs,
             cluster,
@@ -65,7 +66,10 @@ def show(made: WorkloadPlan) -> None:
         notes += comparison.remarks
     lines = [made.why, *(f"note: {note}" for note in dict.fromkeys(notes))]
     if any(placement.how == "background" for placement in made.placements):
-        lines.append("done: of a background job, its steps that are over when the last foreground job ends")
+        lines.append(
+            "done: of a background job, its steps that are over when the last foreground job ends; all is "
+            "counted from when workers have started, which takes a background job longer"
+        )
     for name in made.unplaced:
         lines += [f"{name}: or {change.text}" for change in made.comparisons[name].changes[1:]]
     sys.stdout.write("\n".join(["", *lines]) + "\n")

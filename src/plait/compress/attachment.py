@@ -284,13 +284,15 @@ class Attachment:
 
     # Saving, restoring, ending.
 
-    def state_dict(self, *, everyone: bool = False) -> dict[str, Any]:
+    def state_dict(self, *, everyone: bool = False, to: int | None = None) -> dict[str, Any]:
         """What a checkpoint needs, so that a resumed run has the same bits.
 
         It holds what this worker knows. With ``everyone``, which all workers must call together, it holds
-        what all of them know, and fits any number of workers: one file is then enough.
+        what all of them know, and fits any number of workers: one file is then enough. Where only one rank of
+        the group writes that file, ``to`` is its number, and the others get nothing.
         """
-        self._watch.settle()
+        if self._watch.settle():
+            self._pieces.clear()  # or this run would go on with the bits before, and one resumed would not
         state = {
             "format": FORMAT,
             "rank": self._rank,
@@ -304,8 +306,11 @@ class Attachment:
         if not everyone:
             return state
         states: list[Any] = [None] * self._world
-        dist.all_gather_object(states, state, group=self._group)
-        return {"format": FORMAT, "everyone": states}
+        if to is None:
+            dist.all_gather_object(states, state, group=self._group)
+        else:
+            dist.gather_object(state, states if to == self._rank else None, group=self._group, group_dst=to)
+        return {"format": FORMAT, "everyone": states} if to in (None, self._rank) else {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from a checkpoint of this worker, or of everyone in a world of any size.

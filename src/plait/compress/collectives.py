@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from plait.collective import Reduction
@@ -175,6 +175,10 @@ class CompressedCollective:
     """In place of ``bits``."""
     reduction: Reduction = "sum"
     seed: int = 0
+    step: int | None = None
+    """Of the rounding; None counts the group's operations, which begin anew in a run that is resumed."""
+    part: str = ""
+    """Tells calls in one step apart."""
     decline: bool = False
     settings: Settings = _DEFAULT
 
@@ -188,17 +192,21 @@ class CompressedCollective:
         """Start reducing the tensor over the group (None: everyone), in place, on every rank of it."""
         work = all_reduce(
             tensor,
-            bits=self.bits,
-            codec=self.codec,
+            pieces=[Piece(name=self.part, count=tensor.numel(), codec=codec_of(self.bits, self.codec))],
             group=group,
             op=self.reduction,
             async_op=True,
             seed=self.seed,
+            step=self.step,
             decline=self.decline,
             settings=self.settings,
         )
         assert work is not None
         return work
+
+    def at(self, step: int, part: str) -> CompressedCollective:
+        """The same, with rounding that follows from the seed, a step and a part of it."""
+        return replace(self, step=step, part=part)
 
     def estimate_ms(self, bytes: int, world: int, link: Link) -> float:
         """How long ``all_reduce`` of so many bytes of fp32 takes, with codecs as fast as they are here."""

@@ -27,12 +27,13 @@ from plait.compress.attachment import Attachment
 from plait.compress.compression import Compression
 from plait.compress.hook import attach, attachment_of
 from plait.errors import UsageError
+from plait.extras import install
 
 try:
     from transformers import TrainerCallback
     from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 except ImportError as error:
-    raise ImportError("the callback is for Hugging Face's Trainer: pip install transformers") from error
+    raise ImportError(f"the callback is for Hugging Face's Trainer: {install('hf')}") from error
 
 if TYPE_CHECKING:
     from plait.compress.sharded import ShardedAttachment

@@ -18,11 +18,12 @@ from torch.nn.parallel import DistributedDataParallel
 from plait.compress.compression import Compression
 from plait.compress.hook import attach_ddp
 from plait.errors import UsageError
+from plait.extras import install
 
 try:
     from lightning.pytorch.strategies import DDPStrategy
 except ImportError as error:
-    raise ImportError("the strategy is for Lightning: pip install lightning") from error
+    raise ImportError(f"the strategy is for Lightning: {install('lightning')}") from error
 
 if TYPE_CHECKING:
     from plait.compress.attachment import Attachment

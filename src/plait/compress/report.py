@@ -119,7 +119,7 @@ class Summary:
             parts += [
                 f"{self.mean_bits:.2f} bits a number on the wire",
                 f"{self.total}",
-                f"{format_seconds(self.exposed_s)} exposed",
+                f"{format_seconds(self.exposed_s)} exposed (waited for after backward passes)",
                 f"{format_bytes(self.memory_bytes)} of memory",
             ]
         return f"{self.steps} steps, {'; '.join(parts)}"

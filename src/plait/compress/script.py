@@ -265,7 +265,7 @@ def _described(report: Summary, asked: Bits) -> str:
         stay = f"gradients of all {exact} parameters stay uncompressed"
         if report.left or report.declined:
             anyway = f"{VARIABLE}=bits={asked},decline=false compresses all the same"
-            return f"{stay}: that is faster on this network ({off}); {anyway}"
+            return f"{stay}: that is faster on this network; {anyway}"
         return f"{stay}: none is large enough ({off})"
     shown = " and ".join(map(str, widths)) + " bits" + (" until others are chosen" if asked == "auto" else "")
     return f"gradients of {len(report.bits) - exact} parameters in {shown}, of {exact} exact ({off})"

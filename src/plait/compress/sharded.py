@@ -165,10 +165,10 @@ class ShardedAttachment:
                 traffic.group.replace()
             stop_recording(self._timeline)
 
-    def state_dict(self, *, everyone: bool = False) -> dict[str, Any]:
+    def state_dict(self, *, everyone: bool = False, to: int | None = None) -> dict[str, Any]:
         """What a checkpoint needs, so that a resumed run has the same bits.
 
-        All workers have the same, and so has a world of another size: ``everyone`` changes nothing.
+        All workers have the same, and so has a world of another size: ``everyone`` and ``to`` change nothing.
         """
         groups = {traffic.group.name: traffic.state_dict() for traffic in self._traffics}
         return {"format": FORMAT, "groups": groups}

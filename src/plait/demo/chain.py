@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from plait.english import LETTERS
 from plait.errors import UsageError
+from plait.extras import install
 
 if TYPE_CHECKING:
     from torch import nn
@@ -27,9 +28,7 @@ CHECKED = 5
 def gpt2(*, width: int = 96, layers: int = 3, heads: int = 4) -> nn.Module:
     """A small GPT-2, as Hugging Face builds it from a config."""
     if importlib.util.find_spec("transformers") is None:
-        raise UsageError(
-            "the demo trains a Hugging Face GPT-2", setting="extras", works="pip install transformers"
-        )
+        raise UsageError("the demo trains a Hugging Face GPT-2", setting="extras", works=install("hf"))
     from transformers import GPT2Config, GPT2LMHeadModel
 
     config = GPT2Config(

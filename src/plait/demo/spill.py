@@ -17,7 +17,8 @@ JOBS = 4
 STEPS = 2
 MEMORY = "1.5GiB"
 """Of all processes, the demo's own with what the acts before have left in it included."""
-WIDTH, LAYERS = 384, 6
+WIDTH, LAYERS = 512, 8
+"""So that what the four hold exceeds what the processes leave of the budget, and has to come back from disk."""
 
 
 def jobs() -> list[Job]:
@@ -83,7 +84,8 @@ def act(directory: Path) -> None:
     )
     moved = outcomes.measured
     show.print(
-        f"{format_bytes(moved.read_bytes)} read and {format_bytes(moved.written_bytes)} written meanwhile; "
+        f"{format_bytes(moved.read_bytes)} read and {format_bytes(moved.written_bytes)} written meanwhile, "
+        "commits included; "
         f"timeline of computing and transfers: {run / 'timeline.html'}"
     )
     show.print(f"losses and weights of the first bit-identical to plain training in memory: {same}")

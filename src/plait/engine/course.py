@@ -20,6 +20,8 @@ from plait.units import parse_whole
 
 _TAIL_BYTES = 1 << 14
 """Of a log, in which the last line is looked for."""
+_LONGER = 6
+"""Times a silence that was too short, to be tried next: what holds up a worker is rarely just over it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,7 +31,7 @@ class Limits:
     restarts: int = 3
     """In a row, without a checkpoint gained in between."""
     silence_s: float = 10.0
-    """A worker that is not heard for so long is lost."""
+    """A worker that is not heard for so long is lost: stopped, cut off, or its code lets no thread run."""
     stall_s: float = 600.0
     """Workers that make no step for so long hang."""
     backoff_s: float = 1.0
@@ -83,6 +85,15 @@ class Attempt:
     def failed(self, cause: Cause, text: str, *, final: bool = False) -> Failure:
         """That it has."""
         return Failure(cause=cause, text=text, began=self.began, reached=self.reached, final=final)
+
+    def unheard(self, rank: int, silent_s: float, limit_s: float) -> Failure:
+        """It has, where nothing is heard of a worker."""
+        return self.failed(
+            "lost",
+            f"rank {rank} on {self.workers[rank].name} has not been heard for {silent_s:.1f} s: it is "
+            "stopped or cut off, or code of the job lets no other thread run for so long "
+            f"(setting: --silence, limits.silence_s; works: {_LONGER * limit_s:g})",
+        )
 
     def ended(self, codes: Sequence[int | None], rank: int, log: Path) -> Failure:
         """Why it has, where a worker ended."""

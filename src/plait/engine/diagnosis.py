@@ -2,7 +2,8 @@
 
 torch says which two matrices do not fit each other, deep in a layer; who wrote the job wants to know what of
 the job does not fit. So its parts are made once more, plainly; the model is called with the job's first
-batch, and the optimizer asked for a step.
+batch, and the optimizer asked for a step. A model for which there is no room here is not: what was raised
+first is told then.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from plait.errors import PlaitError, UsageError
+from plait.cluster.machine import memory_available_bytes
+from plait.errors import FileError, PlaitError, UsageError
 
 if TYPE_CHECKING:
     from torch import nn
@@ -27,6 +29,12 @@ if TYPE_CHECKING:
 
 _TRACING = "torch._subclasses.fake_tensor"
 """Who logs what goes wrong while torch 2.13 traces a model."""
+OPTIMIZERS = "arguments that it takes, such as lr=0.001"
+_SHAPES = "samples of the shape that the model's first layer takes, or an `inputs` that makes it"
+_OF_SHAPES = ("shape", "mat1", "size", "dimension")
+"""Words of torch's errors about shapes."""
+_COPIES = 4
+"""Of the weights, for which there must be room where a model is tried: gradients, state and a step."""
 
 
 @contextmanager
@@ -39,6 +47,21 @@ def hushed() -> Iterator[None]:
         yield
     finally:
         logger.setLevel(before)
+
+
+@contextmanager
+def explaining(jobs: Iterable[Job]) -> Iterator[None]:
+    """Tell what jobs raise while they are measured or planned in one sentence, and log no traceback of it."""
+    try:
+        with hushed():
+            yield
+    except (UsageError, FileError):
+        raise
+    except Exception as error:
+        found = explained(jobs, error)
+        if found is error:
+            raise
+        raise found from error
 
 
 def explained(jobs: Iterable[Job], error: Exception) -> Exception:
@@ -62,6 +85,14 @@ def cited(error: BaseException) -> str:
     return f"{text} ({Path(own[-1].filename).name}:{own[-1].lineno})" if own else text
 
 
+def blamed(job: Job, part: str, works: str, error: Exception) -> UsageError:
+    """That a part of a job raises."""
+    target = cast("Factory", getattr(job, part)).target
+    return UsageError(
+        f"job {job.name!r}: its {part} {target} raised {cited(error)}", setting=part, works=works
+    )
+
+
 @contextmanager
 def _using(job: Job, part: str, works: str) -> Iterator[None]:
     """Say which part of a job raises."""
@@ -70,13 +101,11 @@ def _using(job: Job, part: str, works: str) -> Iterator[None]:
     except PlaitError:
         raise
     except Exception as error:
-        target = cast("Factory", getattr(job, part)).target
-        raise UsageError(
-            f"job {job.name!r}: its {part} {target} raised {cited(error)}", setting=part, works=works
-        ) from error
+        raise blamed(job, part, works, error) from error
 
 
 def _misfit(job: Job) -> UsageError | None:
+    from plait.deferred import construct
     from plait.determinism import reproducible
 
     with reproducible(job.threads):
@@ -88,8 +117,11 @@ def _misfit(job: Job) -> UsageError | None:
             with _using(job, "inputs", "a function of (batch): a dict for keywords, or a tuple"):
                 args, kwargs = objective.model_inputs(batch)
             with _using(job, "model", "a function that returns an nn.Module when it is called"):
+                absent = construct(job.make_model, seed=job.seed)
+                if _COPIES * sum(p.nbytes for p in absent.parameters()) > memory_available_bytes():
+                    return None
                 model = job.build_model()
-            with _using(job, "optimizer", "arguments that it takes, such as lr=0.001"):
+            with _using(job, "optimizer", OPTIMIZERS):
                 optimizer = job.build_optimizer(model.named_parameters())
         except UsageError as error:
             return error
@@ -103,7 +135,7 @@ def _misfit(job: Job) -> UsageError | None:
                 f"job {job.name!r}: its model {takes} cannot take a batch of {job.batch} rows, "
                 f"which it is called with as ({given}): {_reason(error)}",
                 setting="model, data",
-                works="samples of the shape that the model's first layer takes, or an `inputs` that makes it",
+                works=_SHAPES if _about_shapes(error) else "a forward that takes such a batch",
             )
         try:
             with objective.autocast():
@@ -151,6 +183,9 @@ def _described(value: Any) -> str:
 
 
 def _reason(error: Exception) -> str:
-    if isinstance(error, PlaitError):
-        return error.what
-    return " ".join(f"{type(error).__name__}: {error}".split())[:300]
+    return error.what if isinstance(error, PlaitError) else cited(error)
+
+
+def _about_shapes(error: Exception) -> bool:
+    """Whether torch cannot bring two shapes together; its errors have no type that says so."""
+    return isinstance(error, RuntimeError) and any(word in str(error) for word in _OF_SHAPES)

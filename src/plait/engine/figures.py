@@ -86,6 +86,7 @@ def reason(compared: Row, placed: Placed | None) -> str:
     step = "" if placed.step_ms is None else f", {placed.step_ms:.4g} ms a step"
     if placed.how == "background":
         share = "" if placed.done is None else f", {placed.done:.0%} of its steps by when the foreground ends"
+        share += ", counted from when both have started" if share else ""
         takes = "" if placed.step_ms is None else f" (a step takes {placed.step_ms:.4g} ms of that)"
         return f"it is in the background, and gets what is idle on {', '.join(placed.devices)}{takes}{share}"
     if placed.how == "alternated":

@@ -46,9 +46,14 @@ _FIGURES: dict[str, tuple[str, Callable[[float], str]]] = {
     "bits": ("bits", "{:.3g}".format),
     "k": ("k", "{:g}".format),
     "width": ("width", "{:g}".format),
+    "wire_bytes": ("sent a step", format_bytes),
     "background_share": ("background", _share),
 }
 """By name in a row: the column's head, and how a value is written."""
+_DOING = "doing"
+"""In a row: what is done for a job that makes no steps yet."""
+_JUDGED = "evaluation"
+"""In a row: how the model did on other data when it was last evaluated."""
 _ALWAYS = ("loss", "samples_per_s")
 """Other columns are there once a row has such a value."""
 
@@ -100,17 +105,38 @@ class View:
 
     def update(self, job: str, row: Mapping[str, Any]) -> None:
         """A job has moved on; what a row does not say stays as it was."""
-        if "evaluation" in row and "loss" not in row:  # told when the job has ended, of steps long done
+        if "evaluation" in row and "loss" not in row:
+            self._judge(job, int(row["step"]), row["evaluation"])
             return
         with self._lock:
             known = self._jobs.setdefault(job, {"job": job})
             known |= {name: value for name, value in row.items() if name != "evaluation"}
+            known.pop(_DOING, None)
             if self._live is not None:
                 return
             now_s = self._clock()
             self._unsaid.add(job)
             if job not in self._said_s or now_s - self._said_s[job] >= LINE_SECONDS:
                 self._say(job, now_s)
+
+    def _judge(self, job: str, step: int, found: Mapping[str, Any]) -> None:
+        """A job was evaluated: that is rare enough to be said at once."""
+        told = ", ".join(f"{name} {_rounded(value)}" for name, value in found.items())
+        with self._lock:
+            self._jobs.setdefault(job, {"job": job})[_JUDGED] = told
+            if self._live is None:
+                self._say_unsaid([job])
+                self._write(_printable(f"{job}: evaluated after step {step + 1}: {told}"))
+
+    def doing(self, job: str, what: str) -> None:
+        """What is done for a job until its next step, empty for nothing; it is said where it changes."""
+        with self._lock:
+            known = self._jobs.setdefault(job, {"job": job})
+            if known.get(_DOING, "") == what:
+                return
+            known[_DOING] = what
+            if what and self._live is None:
+                self._write(_printable(f"{job}: {what}"))
 
     def event(self, text: str, jobs: Collection[str] = ()) -> None:
         """Something happened; it is shown at once, after the last line of the ``jobs`` that it is about."""
@@ -160,15 +186,23 @@ class View:
         table = Table()
         for head in ("job", "strategy", "device"):
             table.add_column(head, overflow="ellipsis", no_wrap=True)
+        starting = any(row.get(_DOING) for row in rows)
+        if starting:
+            table.add_column(_DOING, overflow="ellipsis", no_wrap=True)
         for head in ("step", *(_FIGURES[name][0] for name in shown)):
             table.add_column(head, justify="right", no_wrap=True)
+        judged = any(row.get(_JUDGED) for row in rows)
+        if judged:
+            table.add_column(_JUDGED, overflow="ellipsis", no_wrap=True)
         height = 25 if self._console is None else self._console.size.height
         room = max(3, height - _AROUND_ROWS)
         # Where not all fit, those that have come to their end make room.
         kept = sorted(rows, key=_is_done)[:room] if len(rows) > room else rows
         for row in kept:
-            cells = [str(row["job"]), str(row.get("strategy", "")), _devices(row), _step(row)]
+            cells = [str(row["job"]), str(row.get("strategy", "")), _devices(row)]
+            cells += [str(row.get(_DOING, "")), _step(row)] if starting else [_step(row)]
             cells += [_figure(row, name) for name in shown]
+            cells += [str(row.get(_JUDGED, ""))] if judged else []
             table.add_row(*(Text(_printable(cell)) for cell in cells))
         if len(rows) > len(kept):
             table.add_row(f"and {len(rows) - len(kept)} more")
@@ -215,6 +249,11 @@ def _figure(row: Mapping[str, Any], name: str) -> str:
     if value is None:  # a loss of null was not finite
         return "not finite" if name == "loss" and name in row else str(row.get(name) or "")
     return _FIGURES[name][1](value)
+
+
+def _rounded(value: object) -> str:
+    found = number(value)
+    return "not finite" if found is None else f"{found:.4g}"
 
 
 def _printable(text: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
@@ -12,11 +13,12 @@ from plait.burst.controller import Control
 from plait.cluster import Cluster
 from plait.destination import not_written
 from plait.engine.assignment import narrowed
-from plait.engine.diagnosis import explained, hushed
+from plait.engine.diagnosis import explaining
 from plait.engine.emit import Kind
 from plait.engine.launcher import Launcher, LocalLauncher
 from plait.engine.machine import this_machine
-from plait.engine.refusal import check_cores, check_evaluations
+from plait.engine.record import Record
+from plait.engine.refusal import check_cores, check_evaluations, check_functions
 from plait.engine.task import Compress, Task
 from plait.engine.workload import Workload
 from plait.errors import FileError, UsageError
@@ -28,6 +30,8 @@ from plait.strategy.workload import Objective, WorkloadPlan
 from plait.units import parse_whole
 
 EngineName = Literal["local", "ray"]
+_GOES_ON = {"started", "restarted", "broken", "waiting", "stopped"}
+"""The last events of tasks that can be gone on with."""
 RUNS = Path("runs")
 """Where runs are kept by default."""
 
@@ -117,25 +121,26 @@ def planned(
     for job in every:
         check_threads(job)
     check_evaluations(every)
+    for job in workload.jobs:
+        check_functions(job)
+    for selection in workload.sweeps.values():
+        check_functions(
+            selection.job, searched={"steps", *(name.partition(".")[0] for name in selection.space)}
+        )
     if not workload.jobs:  # sweeps alone are not compared: they take turns on all there is
         return WorkloadPlan(
             cluster=cluster, objective=objective, ways=(), comparisons={}, bound_ms=0.0,
             bound_samples_per_s=0.0, why="sweeps take turns on the devices of a host",
         )  # fmt: skip
-    try:
-        with hushed():
-            return plan_jobs(
-                workload.jobs,
-                cluster,
-                objective=objective,
-                strategies=STRATEGIES if strategy == "auto" else (strategy,),
-                directory=profiles,
-                progress=_once(progress),
-            )
-    except (UsageError, FileError):
-        raise
-    except Exception as error:  # what a job's own code raises is told by what it was given
-        raise explained(workload.jobs, error) from error
+    with explaining(workload.jobs):
+        return plan_jobs(
+            workload.jobs,
+            cluster,
+            objective=objective,
+            strategies=STRATEGIES if strategy == "auto" else (strategy,),
+            directory=profiles,
+            progress=_once(progress),
+        )
 
 
 def _once(progress: Callable[[str], object]) -> Callable[[str], None]:
@@ -212,6 +217,22 @@ def new_directory(workload: Workload, *, claim: bool) -> Path:
     return found
 
 
+def unfinished(place: Path, workload: Workload) -> Path | None:
+    """The latest run of the same jobs beside a new one, if it can be gone on with."""
+    names = {*(job.name for job in workload.jobs), *(each.job.name for each in workload.sweeps.values())}
+    earlier: list[Record] = []
+    for folder in place.parent.glob("*") if place.parent.is_dir() else ():
+        with suppress(FileError):  # no run, or one that is damaged
+            record = Record.read(folder)
+            if folder != place and set(record.asked) == names:
+                earlier.append(record)
+    latest = max(earlier, key=lambda record: record.created, default=None)
+    if latest is None:
+        return None
+    last = {event["job"]: event["kind"] for event in latest.events() if event.get("job") is not None}
+    return latest.directory if set(last.values()) & _GOES_ON else None
+
+
 def told(made: WorkloadPlan, tasks: Sequence[Task]) -> Iterator[str]:
     """The plan, in lines."""
     yield f"plan: {made.why}"
@@ -221,6 +242,8 @@ def told(made: WorkloadPlan, tasks: Sequence[Task]) -> Iterator[str]:
             bits = ", bits chosen layer by layer"
         how = "behind" if task.priority == "background" else "on"
         step = "" if task.expected_step_ms is None else f", {task.expected_step_ms:.4g} ms a step expected"
+        if step and how == "behind":
+            step = f", {task.expected_step_ms:.4g} ms a step of what is left there, once it has started"
         after = f", after {', '.join(task.after)}" if task.after else ""
         several = "" if len(task.names) == 1 else f" ({', '.join(task.names)})"
         yield f"  {task.name}{several}: {task.strategy} {how} {', '.join(task.devices)}{bits}{step}{after}"

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from plait.errors import UsageError
+from plait.extras import install
 
 _ADDRESS, _MODE = "RAY_ADDRESS", "RAY_AUTH_MODE"
 _STORE_BYTES = 100 << 20
@@ -167,9 +168,7 @@ def module(name: str) -> Any:
     try:
         return importlib.import_module(name)
     except ImportError as error:
-        raise UsageError(
-            f"Ray cannot be imported: {error}", setting="engine", works="pip install 'ray>=2.60'"
-        ) from None
+        raise UsageError(f"Ray cannot be imported: {error}", setting="engine", works=install("ray")) from None
 
 
 def _existing(address: str | None) -> str | None:

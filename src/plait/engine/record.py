@@ -26,6 +26,7 @@ from plait.document import fields_of, read_json
 from plait.engine.environment import changed, environment
 from plait.engine.journal import Journal, lines, plain
 from plait.errors import FileError, UsageError
+from plait.evaluation import Evaluated
 from plait.job import Job
 from plait.spill.lock import Lock
 
@@ -240,13 +241,17 @@ class Record:
         self._metrics.add({"time": time.time(), **row})
         return True
 
-    def complete(self, job: str, losses: Sequence[float]) -> None:
+    def complete(self, job: str, losses: Sequence[float], evaluations: Sequence[Evaluated] = ()) -> None:
         """Add the steps that nobody told of: a worker may die between its checkpoint and its word."""
         told = {row["step"] for row in self.rows().get(job, ())}
         attempt = self._attempts.get(job, 0)
         for step, loss in enumerate(losses):
             if step not in told:
                 self.step({"job": job, "step": step, "attempt": attempt, "loss": loss})
+        judged = {row["step"] for row in self.evaluations().get(job, ())}
+        for each in evaluations:
+            if each.step - 1 not in judged:
+                self.step({"job": job, "step": each.step - 1, "attempt": attempt, "evaluation": each.figures})
 
     def event(self, kind: str, text: str, *, job: str | None = None, **facts: Any) -> None:
         """Add something that happened; ``kind`` is one of :data:`KINDS`."""

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from plait.cluster import Cluster
 from plait.engine.diagnosis import cited
+from plait.engine.rehearsal import rehearse
 from plait.errors import PlaitError, UsageError
 from plait.job import Job
 
@@ -34,17 +36,44 @@ def check_evaluations(jobs: Iterable[Job]) -> None:
         if job.evaluation is None:
             continue
         try:
-            job.build_evaluation()
-        except PlaitError as error:
-            raise type(error)(
-                f"job {job.name!r}: {error.what}", setting=error.setting, works=error.works
-            ) from None
+            with _named(job):
+                job.build_evaluation()
+        except PlaitError:
+            raise
         except Exception as error:
             raise UsageError(
                 f"job {job.name!r}: its evaluation data raised {cited(error)}",
                 setting="evaluation.data",
                 works="a function of (seed) that returns a data set",
             ) from error
+
+
+def check_functions(job: Job, searched: Collection[str] = ()) -> None:
+    """Refuse functions that cannot be imported or called as they will be, and a schedule that cannot be made.
+
+    What a loss or a metric makes of a model's output only a model can tell, so they are not called. Fields
+    that are ``searched`` over are the trials' own.
+    """
+    with _named(job):
+        if not {"loss", "weight", "inputs"}.intersection(searched):
+            job.build_objective()
+        if job.evaluation is not None and "evaluation" not in searched:
+            for name in job.evaluation.metrics:
+                job.evaluation.metric(name)
+        if not {"model", "optimizer", "schedule"}.intersection(searched):
+            rehearse(job, whole="steps" not in searched)
+
+
+@contextmanager
+def _named(job: Job) -> Iterator[None]:
+    """Say which job an error is about."""
+    try:
+        yield
+    except PlaitError as error:
+        name = f"job {job.name!r}: "
+        if error.what.startswith(name):
+            raise
+        raise type(error)(f"{name}{error.what}", setting=error.setting, works=error.works) from None
 
 
 def check_unchanged(resume: str | Path, **given: object) -> None:

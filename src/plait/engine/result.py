@@ -82,6 +82,9 @@ class JobResult:
 
     def __str__(self) -> str:
         loss = f", loss {self.losses[-1]:.4g}" if self.losses else ""
+        if self.evaluations:
+            found = self.evaluations[-1].figures.items()
+            loss += f" (evaluated: {', '.join(f'{name} {value:.4g}' for name, value in found)})"
         again = f", {self.restarts} restarts" if self.restarts else ""
         text = f"{self.name}: {self.end} after {self.steps} steps{loss}{again}"
         return text if self.error is None else f"{text}: {self.error.splitlines()[0]}"

@@ -37,6 +37,7 @@ from plait.engine.preparing import (
     new_directory,
     planned,
     told,
+    unfinished,
 )
 from plait.engine.record import CLUSTER, Record
 from plait.engine.refusal import check_unchanged
@@ -232,6 +233,10 @@ def _set_out_in(
     launcher, known = launcher_of(engine, cluster, devices, asked.manner.memory_bytes, place, starts=starts)
     with closing(launcher):
         view = View(asked.show)
+        if (earlier := unfinished(place, workload)) is not None:
+            view.event(
+                f"{earlier} has not finished, and this is a new run; to go on: plait run --resume {earlier}"
+            )
         view.event(f"planning for {counted(len(known.devices), 'device')}")
         made = planned(workload, known, asked.strategy, asked.objective, asked.profiles, view.event)
         check_placed(made)

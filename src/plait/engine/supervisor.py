@@ -10,17 +10,14 @@ from __future__ import annotations
 import math
 import queue
 import secrets
-import signal
-import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from types import FrameType
 from typing import Any
 
 from plait.burst.leftover import WORKER_VARIABLE
 from plait.burst.phases import RUN_VARIABLE
+from plait.engine.asking import Asking
 from plait.engine.channel import BEAT_S, Board, Caller, Said
 from plait.engine.course import Attempt, Course, Limits
 from plait.engine.launcher import Launcher, Worker
@@ -75,8 +72,8 @@ class Supervisor:
         self._limits, self._narrow = limits, narrow
         self._token, self._name = secrets.token_hex(16), secrets.token_hex(8)
         """What workers show, and by what they know those of this run."""
-        self._asked = 0
-        """How often this run was asked to stop."""
+        self._asking = Asking()
+        """Ctrl-C and SIGTERM ask to stop at a checkpoint; a second time, at once."""
         self._asked_s: float | None = None
         self._told_s = -math.inf
         self._unwritten = 0
@@ -88,11 +85,11 @@ class Supervisor:
         self._engine = (self._launcher.reach(), int(listening.getsockname()[1]))
         self._board = Board(listening, self._token)
         try:
-            with self._asking():
+            with self._asking.listening():
                 while any(course.end is None for course in self._courses.values()):
                     self._hear()
                     self._look()
-                    if self._asked:
+                    if self._asking.count:
                         self._stop()
                     else:
                         self._start()
@@ -106,26 +103,9 @@ class Supervisor:
     @property
     def interrupted(self) -> bool:
         """Whether it was asked to stop before the end."""
-        return self._asked > 0
+        return self._asking.count > 0
 
     # --- asked to stop --------------------------------------------------------------------------------
-
-    @contextmanager
-    def _asking(self) -> Iterator[None]:
-        """Ctrl-C and SIGTERM ask to stop at a checkpoint; a second time, at once."""
-        if threading.current_thread() is not threading.main_thread():
-            yield
-            return
-
-        def ask(number: int, frame: FrameType | None) -> None:
-            self._asked += 1
-
-        before = {each: signal.signal(each, ask) for each in (signal.SIGINT, signal.SIGTERM)}
-        try:
-            yield
-        finally:
-            for each, handler in before.items():
-                signal.signal(each, handler)
 
     def _stop(self) -> None:
         now = time.monotonic()
@@ -137,7 +117,7 @@ class Supervisor:
         for course in self._courses.values():
             if course.end is not None:
                 continue
-            if course.attempt is None or self._asked > 1 or late:
+            if course.attempt is None or self._asking.count > 1 or late:
                 self._kill(course)
                 self._end(course, "stopped")
             elif again:
@@ -263,6 +243,9 @@ class Supervisor:
             self._view.update(job, row)
         if (facts := message.get("facts")) is not None:
             course.facts |= dict.fromkeys(facts.pop("jobs"), facts)
+        if (doing := message.get("doing")) is not None:
+            for name in doing["jobs"]:
+                self._view.doing(str(name), str(doing["text"]))
         if (event := message.get("event")) is not None:
             self._event(str(event["kind"]), str(event["text"]), course)
         if (name := message.get("result")) is not None:
@@ -300,7 +283,7 @@ class Supervisor:
                 self._end(course, "finished")
             elif all(code in (0, EXIT_STOPPED) for code in codes):
                 self._hear_out(course)
-                if self._asked:
+                if self._asking.count:
                     self._kill(course)
                     self._end(course, "stopped")
                 else:
@@ -336,8 +319,7 @@ class Supervisor:
                 text = f"rank {rank} on {worker.name} has not begun within {_STARTING_S:g} s"
                 return attempt.failed("lost", text)
             if silent is not None and silent > self._limits.silence_s:
-                text = f"rank {rank} on {worker.name} has not been heard for {silent:.1f} s"
-                return attempt.failed("lost", f"{text} (limits.silence_s)")
+                return attempt.unheard(rank, silent, self._limits.silence_s)
         bound = max(self._limits.stall_s, _STALL_STEPS * attempt.longest_s)
         if now - attempt.moved_s > bound and course.task.priority == "foreground":
             return attempt.failed("stalled", f"no step was made for {now - attempt.moved_s:.0f} s")
@@ -345,7 +327,7 @@ class Supervisor:
 
     def _fail(self, course: Course, failure: Failure) -> None:
         self._kill(course)
-        if self._asked:
+        if self._asking.count:
             self._event("failed", f"{failure.text}, while stopping", course)
             self._end(course, "stopped")
             return
@@ -365,6 +347,8 @@ class Supervisor:
         if attempt is not None:
             for worker in attempt.workers:
                 worker.kill()
+            for name in course.task.names:
+                self._view.doing(name, "")
 
     def _end(self, course: Course, end: str) -> None:
         course.end, course.ended_s = end, time.monotonic()
@@ -389,7 +373,7 @@ class Supervisor:
                 try:
                     found[name].save(self._record.folder(name))
                     if course.retries.count:
-                        self._record.complete(name, made.losses)
+                        self._record.complete(name, made.losses, made.evaluations)
                 except (OSError, FileError) as error:  # what came of it is told all the same
                     self._view.event(f"{name}: its result is not written down: {error}")
         return found

@@ -7,7 +7,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ from typing import Any
 from plait.engine.channel import Line
 from plait.engine.record import METRICS, file_name
 from plait.engine.result import JobResult
+from plait.evaluation import Evaluated
 
 ATTEMPT_FILE = "attempt"
 """In a job's folder: the number of the attempt that may write there."""
@@ -25,10 +26,19 @@ class Teller:
     """What a worker says, and what it is asked."""
 
     def __init__(
-        self, *, line: Line | None, stop: threading.Event, run: Path, attempt: int, rank: int
+        self,
+        *,
+        line: Line | None,
+        stop: threading.Event,
+        run: Path,
+        attempt: int,
+        rank: int,
+        silence_s: float = 0.0,
     ) -> None:
         self._line, self._stop, self.run = line, stop, run
         self.attempt, self.rank = attempt, rank
+        self.silence_s = silence_s
+        """How long a worker may be silent before it is taken for lost."""
 
     @property
     def should_stop(self) -> bool:
@@ -60,6 +70,15 @@ class Teller:
         else:
             with (self.run / METRICS).open("a") as file:  # one write a line, so lines stay whole
                 file.write(json.dumps(row) + "\n")
+
+    def evaluation(self, job: str, evaluated: Evaluated) -> None:
+        """Say how a job's model did on other data, after the step that it did so after."""
+        self.step(job, {"step": evaluated.step - 1, "evaluation": evaluated.figures})
+
+    def doing(self, jobs: Sequence[str], what: str) -> None:
+        """Say what is done for jobs whose steps have not begun; the first worker says so for all."""
+        if self.rank == 0:
+            self.tell(doing={"jobs": list(jobs), "text": what})
 
     def folder(self, job: str) -> Path:
         """Where a job's checkpoint and results are."""

@@ -13,6 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from plait.doing import heard_by
 from plait.engine.recording import Recording
 from plait.engine.result import JobResult
 from plait.engine.task import SELECTION, Task
@@ -21,11 +22,14 @@ from plait.engine.trials import save_trials
 from plait.job import Job
 
 if TYPE_CHECKING:
+    from plait.evaluation import Evaluated
     from plait.progress import Result, Step
     from plait.spill.outcome import Outcome, Outcomes
     from plait.spill.selection import Selection
 
 _REFERENCE_BITS = 4
+_SILENCE_S = 30.0
+"""How long ranks of a pipeline or a burst wait for a sign of life of another; longer if a run does."""
 SPILL_FOLDER = "spill"
 """Where in a task's folder jobs live that take turns."""
 
@@ -35,7 +39,8 @@ def carry_out(task: Task, folder: Path, teller: Teller, recording: Recording) ->
     if task.kind != "train":
         return _take_turns(task, folder, teller, recording)
     (job,) = task.read_jobs()
-    result = _train(task, job, teller, recording)
+    with heard_by(partial(teller.doing, task.names)):
+        result = _train(task, job, teller, recording)
     if result.finished and teller.rank == 0:
         _finish(task, job, result, teller)
     return result.finished
@@ -57,13 +62,16 @@ def _train(task: Task, job: Job, teller: Teller, recording: Recording) -> Result
             "on_step": on_step,
         }
 
+    timeout_s = max(_SILENCE_S, teller.silence_s)
     if task.strategy == "pipeline":
         from plait.pipeline.plan import PipelinePlan
         from plait.pipeline.training import train as train_in_stages
 
         pipeline_plan = PipelinePlan.from_json(task.plan)
         facts = {} if pipeline_plan.order.k is None else {"k": pipeline_plan.order.k}
-        return train_in_stages(job, pipeline_plan, **common(lambda: facts), timeline=recording.details)
+        return train_in_stages(
+            job, pipeline_plan, **common(lambda: facts), timeline=recording.details, timeout_s=timeout_s
+        )
     if task.strategy == "burst":
         from plait.burst.burst_plan import BurstPlan
         from plait.burst.training import train as train_in_widths
@@ -81,7 +89,12 @@ def _train(task: Task, job: Job, teller: Teller, recording: Recording) -> Result
         if isinstance(task.compress, int):
             wide["bits"] = task.compress
         return train_in_widths(
-            job, burst_plan, **common(lambda: wide), collective=collective, timeline=recording.details
+            job,
+            burst_plan,
+            **common(lambda: wide),
+            collective=collective,
+            timeline=recording.details,
+            timeout_s=timeout_s,
         )
     return _train_plainly(task, job, common, recording)
 
@@ -99,18 +112,22 @@ def _train_plainly(
     from plait import compress
 
     attached: list[Any] = []
+    sent_bytes = 0
 
-    def attach(model: Any) -> None:
+    def attach(model: Any) -> Any:
         # What was planned, or asked for, is done; only "auto" may find that it does not pay.
         attached.append(
             compress.attach(
                 model, bits=task.compress, decline=task.compress == "auto", timeline=recording.details
             )
         )
+        return attached[0]
 
     def facts() -> dict[str, Any]:
-        total = attached[0].report().total
-        return {"bits": 32 / total.ratio, "sent_bytes": total.sent_bytes}  # of the whole attempt so far
+        nonlocal sent_bytes
+        total = attached[0].report().total  # of the whole attempt so far
+        step_bytes, sent_bytes = total.sent_bytes - sent_bytes, total.sent_bytes
+        return {"bits": 32 / total.ratio, "sent_bytes": sent_bytes, "wire_bytes": step_bytes}
 
     return reference.train(job, **common(facts), attach=attach)
 
@@ -130,11 +147,15 @@ def _on_step(job: Job, teller: Teller, facts: Callable[[], dict[str, Any]]) -> C
             "memory_bytes": resident_bytes(),
             **facts(),
         }
+        if step.wire_bytes is not None:
+            row["wire_bytes"] = step.wire_bytes
         if step.norm is not None:
             row["norm"] = step.norm if step.norm - step.norm == 0 else None
         if step.skipped:
             row["skipped"] = True
         teller.step(job.name, row)
+        if step.evaluated is not None:
+            teller.evaluation(job.name, step.evaluated)
 
     return told
 
@@ -159,7 +180,6 @@ def _finish(task: Task, job: Job, result: Result, teller: Teller) -> None:
     from plait.engine.export import NAME, save_weights
 
     weights = save_weights(result.model.state_dict(), teller.folder(job.name) / NAME)
-    _tell_evaluations(job.name, result.evaluations, teller)
     teller.result(
         JobResult(
             name=job.name,
@@ -171,12 +191,6 @@ def _finish(task: Task, job: Job, result: Result, teller: Teller) -> None:
             weights=weights,
         )
     )
-
-
-def _tell_evaluations(job: str, evaluations: Any, teller: Teller) -> None:
-    for evaluated in evaluations:
-        facts = {"loss": evaluated.loss, **evaluated.metrics}
-        teller.step(job, {"step": evaluated.step - 1, "evaluation": facts})
 
 
 # --- jobs that take turns ------------------------------------------------------------------------------
@@ -200,6 +214,13 @@ def _take_turns(task: Task, folder: Path, teller: Teller, recording: Recording) 
             row = {"step": done - 1, "loss": loss if loss - loss == 0 else None}
             teller.step(job, row | pace.after(job, done))
 
+    judged: dict[str, int] = {}
+
+    def on_evaluation(job: str, evaluated: Evaluated) -> None:
+        if evaluated.step > judged.get(job, 0):
+            judged[job] = evaluated.step
+            teller.evaluation(job, evaluated)
+
     settings: dict[str, Any] = {
         "memory": task.memory_bytes,
         "devices": len(task.devices),
@@ -208,6 +229,7 @@ def _take_turns(task: Task, folder: Path, teller: Teller, recording: Recording) 
         "commit_every": task.save_every,
         "show": partial(print, flush=True),
         "on_step": on_step,
+        "on_evaluation": on_evaluation,
         "timeline": recording.details,
     }
     over = threading.Event()
@@ -267,7 +289,6 @@ def _settle(outcome: Outcome, among: Outcomes, teller: Teller) -> None:
         weights = folder / NAME
         weights.unlink(missing_ok=True)
         os.link(outcome.weights, weights)
-    _tell_evaluations(outcome.name, outcome.evaluations, teller)
     teller.result(
         JobResult(
             name=outcome.name,

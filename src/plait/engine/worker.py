@@ -106,12 +106,18 @@ def main(arguments: list[str] | None = None) -> int:
         minds = task.priority == "background" and not situation.behind
         line = _line(situation, task.name, -1 if minds else place.rank)
         teller = Teller(
-            line=line, stop=stop, run=folder.parents[1], attempt=situation.attempt, rank=place.rank
+            line=line,
+            stop=stop,
+            run=folder.parents[1],
+            attempt=situation.attempt,
+            rank=place.rank,
+            silence_s=situation.silence_s,
         )
         if minds:
             from plait.engine.minding import mind
 
             return mind(task, folder, situation, teller)
+        teller.doing(task.names, "importing")
         recording = Recording(task, folder, attempt=situation.attempt, rank=place.rank)
         from plait.engine.training import carry_out
 

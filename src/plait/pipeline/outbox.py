@@ -37,6 +37,8 @@ class Outbox:
         self.peer = peer
         self._group = group
         self._changed, self._failed = changed, failed
+        self.sent_bytes = 0
+        """What was handed to the wire so far, heads and texts included."""
         self._announced: dict[str, Specs] = {}
         self._pending_bytes = 0
         self._pending = 0
@@ -88,6 +90,7 @@ class Outbox:
         except RuntimeError as error:  # gloo takes no message to a peer that is gone
             self._failed(self.peer, doing, error)
         else:
+            self.sent_bytes += sum(part.nbytes for part in parts)
             self._sent.put((doing, works, parts, size))
 
     def _is_new(self, signature: str, specs: Specs) -> bool:

@@ -19,7 +19,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -57,6 +57,7 @@ class _Run:
 
     job: Job
     stage: Any
+    wire: Wire
     council: Council
     schedule: FedSchedule
     holding: Holding
@@ -113,7 +114,7 @@ def train(
             with _telling(wire):
                 limited = {"memory_limit": memory_limit} if adaptive else None
                 schedule = _schedule(job, plan, stage, limited, timeline, timeout_s)
-                run = _build(job, stage, council, schedule, holding, timeout_s)
+                run = _build(job, stage, wire, council, schedule, holding, timeout_s)
                 if council.tell(origin is not None, "where to begin"):
                     _restore(run, origin)
                 file = None if directory is None else Path(directory) / checkpoint.NAME
@@ -228,13 +229,20 @@ def _schedule(
 
 
 def _build(
-    job: Job, stage: Any, council: Council, schedule: FedSchedule, holding: Holding, timeout_s: float
+    job: Job,
+    stage: Any,
+    wire: Wire,
+    council: Council,
+    schedule: FedSchedule,
+    holding: Holding,
+    timeout_s: float,
 ) -> _Run:
     portion = Portion(job, holding)
     optimizer = portion.optimizer
     return _Run(
         job=job,
         stage=stage,
+        wire=wire,
         council=council,
         schedule=schedule,
         holding=holding,
@@ -291,7 +299,7 @@ def _train(
 
 def _step(run: _Run, step: int) -> Step:
     """One training step: gradients, and what every step ends with."""
-    started_s = time.perf_counter()
+    started_s, sent_bytes = time.perf_counter(), run.wire.sent_bytes
     rows, schedule = torch.tensor(run.batches.indices(step)), run.schedule
     schedule.feed.clear()
     weight = None
@@ -307,7 +315,8 @@ def _step(run: _Run, step: int) -> Step:
         run.holding.clip(most, norm)
         return norm
 
-    return run.progress.finish(loss, clip=clip, started_s=started_s, weight=weight)
+    done = run.progress.finish(loss, clip=clip, started_s=started_s, weight=weight)
+    return replace(done, wire_bytes=run.wire.sent_bytes - sent_bytes)
 
 
 def _weight(run: _Run, rows: torch.Tensor, micro_batches: int) -> float:

@@ -77,6 +77,11 @@ class Wire:
         """This stage's global rank."""
         return self._ranks[self._place]
 
+    @property
+    def sent_bytes(self) -> int:
+        """What this stage has handed to the wire so far."""
+        return sum(neighbour.outbox.sent_bytes for neighbour in self._neighbours.values())
+
     def to(self, place: int) -> Neighbour:
         """The link to another stage; those that are not next to this one get theirs when first asked for."""
         if place not in self._neighbours:

@@ -8,13 +8,13 @@ from collections.abc import Sequence
 from plait.cluster.disk import DiskSpeed
 from plait.spill.outcome import Figures
 from plait.spill.preparation import Budget
-from plait.spill.room import disk_bytes
+from plait.spill.room import commit_bytes, disk_bytes
 from plait.spill.task import Task
 from plait.units import counted, format_bytes, format_seconds
 
 
 def foretell(tasks: Sequence[Task], budget: Budget) -> Figures:
-    """What the steps that are left should take."""
+    """What the steps that are left should take, without commits: how many fit in, their time decides."""
     left = [(task, task.description.steps - task.head.step) for task in tasks]
     run_seconds = [steps * task.plan.forecast.step_ms / 1e3 for task, steps in left]
     private = max((task.plan.forecast.private_peak_bytes for task in tasks), default=0)
@@ -50,7 +50,8 @@ def announce(tasks: Sequence[Task], budget: Budget, disk: DiskSpeed) -> list[str
         lines.append(
             f"{task.name}: {shards}; a step {format_seconds(plan.step_ms / 1e3)}, of which "
             f"{plan.bottleneck} takes most, reads {format_bytes(plan.read_bytes)} and writes "
-            f"{format_bytes(plan.written_bytes)}; {counted(task.description.steps - task.head.step, 'step')}"
+            f"{format_bytes(plan.written_bytes)}; {counted(task.description.steps - task.head.step, 'step')}; "
+            f"each commit writes {format_bytes(commit_bytes(task))} besides"
         )
     least = bound_seconds(
         [(t.description.steps - t.head.step) * t.plan.forecast.compute_ms / 1e3 for t in tasks],

@@ -10,7 +10,7 @@ from plait.job import Job
 from plait.spill.handle import Fitting
 from plait.spill.outcome import Outcomes
 from plait.spill.policies import PolicyName
-from plait.spill.progress import OnStep, Show
+from plait.spill.progress import OnEvaluation, OnStep, Show
 from plait.spill.settings import as_list, check_jobs
 from plait.timeline import Timeline
 
@@ -32,6 +32,7 @@ def fit(
     timeline: Timeline | None = None,
     show: Show = None,
     on_step: OnStep = None,
+    on_evaluation: OnEvaluation = None,
 ) -> Outcomes:
     """Train jobs within a budget of memory, and return what came of each.
 
@@ -59,6 +60,7 @@ def fit(
         show: None shows a table on a terminal and lines elsewhere; False nothing; a function gets the lines.
         on_step: Called between the steps of every job with its name, how many steps are done, and the last
             one's loss; in another thread, and again for steps that are repeated after a crash.
+        on_evaluation: Called in the same way after each evaluation, with the job's name and what was found.
     """
     given = as_list(jobs)
     check_jobs(given)
@@ -81,6 +83,7 @@ def fit(
         timeline=timeline,
         show=show,
         on_step=on_step,
+        on_evaluation=on_evaluation,
     ) as fitting:
         fitting.add(given)
         return fitting.wait()

@@ -22,6 +22,7 @@ from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from plait.errors import FileError, UsageError
+from plait.evaluation import Evaluated
 from plait.job import Job
 from plait.spill.alternator import Alternator
 from plait.spill.announcement import announce, foretell
@@ -33,7 +34,7 @@ from plait.spill.lock import Lock
 from plait.spill.outcome import End, Outcome, Outcomes
 from plait.spill.policies import policy
 from plait.spill.preparation import Known
-from plait.spill.progress import OnStep, Show, progress
+from plait.spill.progress import OnEvaluation, OnStep, Show, progress
 from plait.spill.record import Record
 from plait.spill.results import Results
 from plait.spill.selection import Decision
@@ -52,8 +53,9 @@ class Fitting:
     """
 
     def __init__(
-        self, *, timeline: Timeline | None = None, show: Show = None, on_step: OnStep = None, **settings: Any
-    ) -> None:
+        self, *, timeline: Timeline | None = None, show: Show = None,
+        on_step: OnStep = None, on_evaluation: OnEvaluation = None, **settings: Any,
+    ) -> None:  # fmt: skip
         if in_device():  # the script that runs this is being read for the functions of its jobs
             raise ScriptStop
         self.settings = Settings(**settings)
@@ -64,7 +66,7 @@ class Fitting:
         written first."""
         if timeline is not None and not isinstance(timeline, Timeline):
             raise UsageError(f"{timeline!r} is no timeline", setting="timeline", works="plait.Timeline()")
-        self._timeline, self._on_step = timeline, on_step
+        self._timeline, self._on_step, self._on_evaluation = timeline, on_step, on_evaluation
         self._progress = progress(show)
         self._record = Record(self.settings)
         self._stack = ExitStack()
@@ -383,6 +385,9 @@ class Fitting:
         """Between steps a task goes on, unless a selection says otherwise."""
         if self._on_step is not None and task.head.losses:
             self._on_step(task.name, task.head.step, task.head.losses[-1])
+        judged = task.head.evaluations[-1] if task.head.evaluations else None
+        if self._on_evaluation is not None and judged is not None and judged["step"] == task.head.step:
+            self._on_evaluation(task.name, Evaluated(**judged))
         return "continue" if self.decide is None else self.decide(task)
 
     def ended(self, task: Task) -> None:

@@ -26,6 +26,7 @@ class Figures:
     """Peak of the files."""
     read_bytes: int
     written_bytes: int
+    """Foretold: to make room. Measured: commits, too."""
     busy_seconds: float
     """Of all devices together: computing."""
     seconds: float

@@ -10,10 +10,13 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import cast
 
 from plait.cluster.disk import DiskSpeed
 from plait.errors import UsageError
+from plait.factory import Factory
 from plait.job import Job
+from plait.optimizer import work
 from plait.spill.description import Costs, Description
 from plait.spill.device import Device
 from plait.spill.footprint import SLACK_BYTES
@@ -30,7 +33,7 @@ _VARIES_MIB = 8
 _DIVISIONS = 6
 """Ways to divide the budget that are tried."""
 _MEASURED_ALIKE = ("name", "seed", "steps", "epochs", "evaluation", "schedule", "nonfinite", "clip_norm")
-"""What does not change a job's costs."""
+"""What does not change a job's costs; of the optimizer, see :mod:`plait.optimizer`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,9 +102,8 @@ class Preparation:
 def _kind(job: Job) -> str:
     """Jobs of one kind cost the same."""
     plain = json.loads(job.to_json())
-    optimizer = plain["optimizer"]["call"]
     kept = {name: value for name, value in plain.items() if name not in _MEASURED_ALIKE}
-    return json.dumps({**kept, "optimizer": optimizer}, sort_keys=True)
+    return json.dumps({**kept, "optimizer": work(cast(Factory, job.optimizer))}, sort_keys=True)
 
 
 class Planner:

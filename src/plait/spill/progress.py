@@ -11,6 +11,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Protocol, Self
 
 from plait.errors import UsageError
+from plait.evaluation import Evaluated
 from plait.units import format_seconds
 
 if TYPE_CHECKING:
@@ -22,6 +23,8 @@ Show = bool | Callable[[str], None] | None
 """None: a table on a terminal, lines elsewhere; False: nothing; a function: lines, one a call."""
 OnStep = Callable[[str, int, float], object] | None
 """Told of a job's name, how many steps are done, and the last one's loss."""
+OnEvaluation = Callable[[str, Evaluated], object] | None
+"""Told of a job's name, and how its model did on other data."""
 _REFRESH_PER_SECOND = 4
 _LINE_SECONDS = 10.0
 """The least time between two lines about one job that merely goes on."""

@@ -43,6 +43,12 @@ def scratch_bytes(description: Description, plan: Plan, *, autocast: bool = Fals
     return most
 
 
+def commit_bytes(task: Task) -> int:
+    """What a commit after a step writes: all that steps change, whether it has left memory or not."""
+    every = units.segments(task.description, task.plan)
+    return sum(segment.nbytes for segment in every if not units.is_constant(segment.key))
+
+
 def disk_bytes(tasks: Sequence[Task], *, have: Collection[str] = ()) -> int:
     """All that jobs may come to take on the disk together, beside segments that have their room already.
 

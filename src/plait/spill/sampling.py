@@ -1,8 +1,8 @@
 """Where the values of trials come from: a grid, chance, or Optuna's samplers.
 
 A sampler is asked for the values of a trial by its number, and told what came of it. The grid and chance
-need nothing but a seed, so any trial can be made again; Optuna (an extra: ``pip install optuna``)
-learns from what it is told.
+need nothing but a seed, so any trial can be made again; Optuna (the extra ``tune``) learns from what it is
+told.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import random
 from typing import Any, Literal, Protocol
 
 from plait.errors import UsageError
+from plait.extras import install
 from plait.spill.space import Choice, Domain, Real, Space
 
 
@@ -77,7 +78,7 @@ class Optuna:
             raise UsageError(
                 "Optuna is not installed",
                 setting="sampler",
-                works="pip install optuna, or Chance(space)",
+                works=f"{install('tune')}; or Chance(space)",
             ) from None
         self._optuna = optuna
         optuna.logging.set_verbosity(optuna.logging.WARNING)

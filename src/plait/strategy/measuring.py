@@ -5,6 +5,11 @@ code of the files that define them, threads, precision, the batch sizes, the pro
 torch and plait. Whatever changes, the digest does, and the job is measured anew. Code that those files import
 is not looked into: after a change there, delete the file, or give another ``directory``.
 
+Of the optimizer counts what changes its work, not its numbers (:mod:`plait.optimizer`): with another learning
+rate, other betas, or a momentum of 0.8 for one of 0.9, a job is as it was measured before; with a momentum of
+0, with ``amsgrad`` or ``fused``, it is not. Jobs that differ in nothing else share a profile, whatever they
+are called. Of the code counts what defines something, not what lists jobs (:mod:`plait.strategy.code`).
+
 Batch sizes are 1, 2, 4 ... and the batch itself, so that every share and micro-batch that a plan may use lies
 between two that were measured.
 """
@@ -13,11 +18,9 @@ from __future__ import annotations
 
 import hashlib
 import importlib.metadata
-import importlib.util
 import json
 import os
 import platform
-import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import cast
@@ -27,10 +30,14 @@ from plait.destination import make_folder
 from plait.errors import FileError, UsageError
 from plait.factory import Factory
 from plait.job import Job
+from plait.optimizer import work
 from plait.profile import Profile
+from plait.strategy.code import code_digest
 
-_MATTERS = ("model", "data", "inputs", "collate", "optimizer", "precision", "threads")
-"""Fields of a job that its costs depend on."""
+_MATTERS = ("model", "data", "inputs", "collate", "precision", "threads")
+"""Fields of a job that its costs depend on, as they are; of the optimizer only what changes its work."""
+_CODE = ("model", "data", "inputs", "collate", "optimizer")
+"""Its functions whose code they depend on."""
 _REPETITIONS = 5
 _MOST_THREADS = 512
 """As many as the largest machines have: a job for one of them may be measured on a small one."""
@@ -49,8 +56,8 @@ def profile_of(
     check_threads(job)
     sizes = batch_sizes(job.batch, devices, job.accumulate)
     folder = cache_folder() if directory is None else Path(directory)
-    file = folder / f"{job.name}-{digest(job, sizes)[:16]}.json"
-    if file.exists():
+    key = digest(job, sizes)[:16]
+    for file in sorted(folder.glob(f"*-{key}.json")):  # whatever the job was called that was measured
         try:
             found = Profile.load(file)
             if progress is not None:
@@ -61,6 +68,7 @@ def profile_of(
     make_folder(folder, setting="directory")
     found = _measure(job, sizes, repetitions, progress)
     # Another process may be writing the same: each replaces the file as a whole.
+    file = folder / f"{job.name}-{key}.json"
     part = file.with_name(f"{file.name}.{os.getpid()}")
     found.save(part)
     part.replace(file)
@@ -99,9 +107,11 @@ def steps_of(job: Job) -> int:
 def digest(job: Job, sizes: Iterable[int]) -> str:
     """Of all that a profile depends on."""
     plain = json.loads(job.to_json())
+    functions = {name: cast("Factory | None", getattr(job, name)) for name in _CODE}
     content = {
         "job": {name: plain[name] for name in _MATTERS},
-        "code": {name: _code(job, name) for name in ("model", "data", "inputs", "collate")},
+        "optimizer": work(cast(Factory, job.optimizer)),
+        "code": {name: None if each is None else code_digest(each) for name, each in functions.items()},
         "sizes": list(sizes),
         "machine": machine(),
         "versions": versions(),
@@ -128,25 +138,6 @@ def machine() -> str:
         lines = []
     models = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
     return f"{models[0] if models else platform.processor()} x{os.cpu_count()}"
-
-
-def _code(job: Job, field: str) -> str | None:
-    """A digest of the file in which one of a job's functions is defined; None where there is none."""
-    factory = cast("Factory | None", getattr(job, field))
-    if factory is None:
-        return None
-    name = factory.target.rpartition(":")[0]
-    try:
-        if name.endswith(".py"):  # a function of a jobs file
-            return hashlib.sha256(Path(name).read_bytes()).hexdigest()
-        module = sys.modules.get(name)
-        origin = module.__file__ if module is not None else None
-        if origin is None:
-            found = importlib.util.find_spec(name)
-            origin = found.origin if found is not None else None
-        return None if origin is None else hashlib.sha256(Path(origin).read_bytes()).hexdigest()
-    except (ImportError, OSError, ValueError, AttributeError):
-        return None
 
 
 def versions() -> list[str]:
