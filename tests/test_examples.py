@@ -13,6 +13,7 @@ import pytest
 
 import plait
 from plait import reference
+from plait.cluster.machine import usable_cores
 from plait.engine.workload import Workload
 from plait.extras import install
 from plait.job import Job, read_job, read_jobs
@@ -105,7 +106,9 @@ def test_a_framework_trains_with_fewer_bits(name, loss, ranks):
 @needs("transformers", "hf")
 def test_a_sweep_under_a_memory_limit(tmp_path):
     sweep = Workload.read(ROOT / "examples" / "sweep.py").sweeps["gpt2-sweep"]
-    done = plait.run(sweep, directory=tmp_path / "run", show=False)
+    devices = min(2, len(usable_cores()))  # the limit is of each, so more of them hold all trials
+    done = plait.run(sweep, directory=tmp_path / "run", devices=devices, show=False)
     ends = sorted(result.end for result in done.values())
     assert (ends.count("finished"), ends.count("stopped")) == (4, 4)
+    assert done["gpt2-0"].facts["measured"]["read_bytes"] > 0  # what had waited on disk
     assert done.finished

@@ -136,3 +136,10 @@ def test_every_point_lies_within_the_frame(points, log_x, log_y):
 )
 def test_numbers_beside_an_axis(value, text):
     assert written(value) == text
+
+
+def test_a_series_may_have_a_colour_that_is_not_by_its_place():
+    points = ((0, 1.0), (1, 2.0))
+    series = (Series(name="a", points=points), Series(name="b", points=points, place=4))
+    drawn = Plot(title="", x="", y="", series=series).svg()
+    assert re.findall(r'class="series" stroke="([^"]*)"', drawn) == ["#0072b2", "#56b4e9"] * 2

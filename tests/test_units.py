@@ -111,6 +111,8 @@ def test_counts():
     assert [parse_whole(n, setting="batch") for n in (1, 8, 2**63 - 1)] == [1, 8, 2**63 - 1]
     assert parse_whole(np.int64(3), setting="batch") == 3
     assert parse_whole(0, setting="seed", least=0) == 0
+    with pytest.raises(UsageError, match=r"works: 32$"):
+        parse_whole(-4, setting="batch", works=32)
 
 
 @pytest.mark.parametrize("value", [0, -1, True, 2.0, "8", None, math.nan])

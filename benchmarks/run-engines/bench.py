@@ -19,6 +19,7 @@ from plait.demo.chain import gpt2
 from plait.engine import Run
 from plait.engine.machine import this_machine
 from plait.english import english
+from plait.extras import install
 from plait.job import Job
 
 UNCOUNTED = 5
@@ -42,7 +43,7 @@ def jobs(steps: int) -> list[Job]:
 
 def run(bench: Bench) -> None:
     if importlib.util.find_spec("ray") is None:
-        bench.skip("all", "Ray is missing: pip install 'plait[ray]'")
+        bench.skip("all", f"Ray is missing: {install('ray')}")
         return
     steps = bench.pick(quick=40, full=120)
     bench.configure(steps=steps, uncounted=UNCOUNTED)

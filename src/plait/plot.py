@@ -44,6 +44,8 @@ class Series:
     name: str
     points: Sequence[tuple[float, float | None]]
     dashed: bool = False
+    place: int | None = None
+    """Which of the colours and markers it has; None takes its place among the series."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,11 +117,7 @@ class Plot:
                 f'<text class="head" x="{_LEFT}" y="22">{text(self.title)}</text>',
                 *self._axes(across, up),
                 *self._levels(up),
-                *(
-                    part
-                    for place, series in enumerate(self.series)
-                    for part in _curve(series, place, across, up)
-                ),
+                *(part for place, series in self._placed for part in _curve(series, place, across, up)),
                 *legend,
                 "</svg>",
             ]
@@ -167,10 +165,16 @@ class Plot:
             parts.append(f'<text class="note" {at}>{text(level.name)}</text>')
         return parts
 
+    @property
+    def _placed(self) -> list[tuple[int, Series]]:
+        """The series, each with its colour's place."""
+        order = enumerate(self.series)
+        return [(place if series.place is None else series.place, series) for place, series in order]
+
     def _legend(self) -> tuple[list[str], int]:
         """The names below the picture, in as many rows as they need, and where the last one ends."""
         parts, x, y = [], float(_LEFT), _HEIGHT + 4
-        for place, series in enumerate(self.series):
+        for place, series in self._placed:
             width = 40 + 6.8 * len(series.name)
             if x + width > _WIDTH and x > _LEFT:
                 x, y = float(_LEFT), y + _LEGEND_ROW

@@ -82,6 +82,14 @@ def test_it_measures_then_runs_and_reports(publisher):
     }
 
 
+def test_steps_without_a_foreground_are_told_apart():
+    multiplexer = Multiplexer()
+    work = multiplexer.add(Work(command=(sys.executable, "-c", FOREGROUND), name="steps", idle=False))
+    until(lambda: multiplexer.report(work).alone_steps > 0)
+    assert multiplexer.report(work).steps == 0
+    multiplexer.stop()
+
+
 def test_what_slows_the_foreground_down_is_paused_while_it_computes(publisher):
     """It computes ten times as long while the background runs: of that, any machine can be sure."""
     multiplexer = Multiplexer(max_slowdown=1.5)

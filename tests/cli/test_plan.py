@@ -17,6 +17,7 @@ from plait.errors import FileError, UsageError
 from plait.pipeline.plan import PipelinePlan
 from plait.profile import BlockProfile, Profile, Times
 from plait.sim import DataPlan
+from plait.units import counted
 
 
 @pytest.fixture
@@ -344,6 +345,24 @@ def test_one_job_of_a_file(jobs):
         run(*jobs, "--job", "three")
     with pytest.raises(UsageError, match=r"2 scenarios for several jobs.*--job"):
         run(*jobs, "--rate", "1gbit", "--rate", "2gbit")
+
+
+def test_jobs_are_planned_for_this_machine_where_nothing_else_is_said(jobs, tmp_path, monkeypatch):
+    """As `plait run` does; any figure of hardware asks for a modelled cluster."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    mine = {device.name for device in Cluster.detect().devices}
+    made = json.loads(run(*jobs, "--json").stdout)
+    assert {name for one in made["ways"][0]["placements"] for name in one["devices"]} <= mine
+    shown = " ".join(run(*jobs, "--job", "one").stdout.split())
+    assert f"on 1 host, {counted(len(mine), 'device')}" in shown
+    shown = " ".join(run(*jobs, "--job", "one", "--latency", "50us").stdout.split())
+    assert "on 2 hosts, 2 devices in all, links of 1.00 Gbit/s" in shown
+
+
+def test_a_job_that_there_is_not_is_refused_before_the_machine_is_measured(jobs, monkeypatch):
+    monkeypatch.setattr("plait.engine.machine.this_machine", lambda **_: pytest.fail("it was measured"))
+    with pytest.raises(UsageError, match="no job 'three'"):
+        run(*jobs, "--job", "three")
 
 
 def test_the_plot():

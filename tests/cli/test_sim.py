@@ -10,6 +10,7 @@ from typer.testing import CliRunner
 
 from browser import WHY_NOT, Browser, installed
 from plait.cli.app import app
+from plait.cluster import Cluster
 from plait.errors import FileError, UsageError
 from plait.profile import BlockProfile, Profile, Times
 from plait.strategy import Codecs
@@ -315,6 +316,21 @@ def test_the_plan_of_several_jobs_is_played_from_its_file(jobs, tmp_path):
         run(*jobs, "--plan", out, "--measured", tmp_path / "run.json")
     with pytest.raises(UsageError, match=r"no device 'node1/0'"):
         run(*jobs, "--plan", out, "--devices", 1)
+
+
+def test_jobs_are_played_on_this_machine_where_nothing_else_is_said(jobs, tmp_path, monkeypatch):
+    """With a plan for it, too; one for more devices is played on a modelled cluster."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    out, mine = tmp_path / "plan.json", {device.name for device in Cluster.detect().devices}
+    made = CliRunner().invoke(app, ["plan", *map(str, jobs), "--out", str(out)])
+    assert made.exit_code == 0
+    for words in ((), ("--plan", out)):
+        assert set(json.loads(run(*jobs, *words, "--json").stdout)["plan"]["devices"]) == mine
+    many = len(mine) + 1
+    made = CliRunner().invoke(app, ["plan", *map(str, jobs), "--devices", str(many), "--out", str(out)])
+    assert made.exit_code == 0
+    again = json.loads(run(*jobs, "--plan", out, "--json").stdout)
+    assert len(again["plan"]["devices"]) == many
 
 
 def test_background_jobs_are_played_too(jobs):

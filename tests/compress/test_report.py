@@ -42,6 +42,7 @@ def test_what_was_sent_is_told_all_the_same():
     said = str(Summary(**DECLINED, bits={"a": 32}, total=sent))
     assert "declined: uncompressed is faster here; " in said
     assert "32.00 bits a number on the wire; 1 operations sent 400 B" in said
+    assert "; 0 s exposed (waited for after backward passes); " in said
     assert "declined" not in str(Summary(**DECLINED, bits={"a": 32, "b": 8}, total=sent))
 
 

@@ -1,6 +1,7 @@
 """What is told of a job whose own code raises: the job, the part, and the line."""
 
 import functools
+import re
 
 import pytest
 import torch
@@ -28,6 +29,20 @@ class NoRows(list):
 
 def no_inputs(batch):
     return batch["x"]
+
+
+class NoForward(torch.nn.Module):
+    """One that raises, or is of other shapes than the rows."""
+
+    def __init__(self, *, raises=True):
+        super().__init__()
+        self.layer = torch.nn.Linear(1, 1)
+        self.raises = raises
+
+    def forward(self, x):
+        if self.raises:
+            raise ValueError("no forward today")
+        return self.layer(x)
 
 
 AT = r"\(test_diagnosis.py:\d+\)"
@@ -60,6 +75,15 @@ def test_the_part_that_raises_is_told_with_the_job_and_the_line(name):
     assert found.what.startswith("job 'wrong': its ")
     with pytest.raises(UsageError, match=what):
         raise found
+
+
+def test_a_forward_that_raises_is_told_with_its_line_and_no_word_of_shapes():
+    found = explained([job(model=NoForward)], RuntimeError("somewhere"))
+    assert re.search(rf"cannot take a batch of \d+ rows, .*: ValueError: no forward today {AT}$", found.what)
+    assert found.works == "a forward that takes such a batch"
+    found = explained([job(model=functools.partial(NoForward, raises=False))], RuntimeError("somewhere"))
+    assert re.search(rf"RuntimeError: mat1 and mat2 shapes .* {AT}$", found.what)
+    assert found.works.startswith("samples of the shape that the model's first layer takes")
 
 
 def test_an_error_that_no_job_makes_stays_as_it_is():

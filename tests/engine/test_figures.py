@@ -5,10 +5,10 @@ import math
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from made_runs import planned, row
+from made_runs import planned
 
 from plait.engine import figures
-from plait.engine.figures import MOST_POINTS, median, placements, samples_per_s, thinned, wire_bytes
+from plait.engine.figures import MOST_POINTS, median, placements, thinned, wire_bytes
 from plait.plot import Plot, Series
 
 CURVES = st.lists(
@@ -55,14 +55,6 @@ def test_medians_leave_out_what_is_no_number():
     ]
     assert median(rows, "seconds") == 3.0
     assert median(rows, "none") is None
-
-
-def test_a_rate_is_told_or_found_from_the_times():
-    assert samples_per_s([row("gpt", step) for step in range(3)], 16) == pytest.approx(160)
-    untold = [{"job": "a", "step": step, "time": 10.0 + step / 2} for step in range(5)]
-    assert samples_per_s(untold, 16) == pytest.approx(32)
-    assert samples_per_s(untold, None) is None
-    assert samples_per_s(untold[:1], 16) is None
 
 
 def test_bytes_as_told_or_as_a_count_that_grows_with_every_attempt():

@@ -110,7 +110,7 @@ def test_tracks_say_whose_details_they_are(tmp_path):
 
 def test_a_long_run_is_recorded_in_bounded_space(tmp_path, monkeypatch):
     monkeypatch.setattr(engine_recording, "_STEPS", 80)
-    monkeypatch.setattr(engine_recording, "_DETAILS", 40)
+    monkeypatch.setattr(engine_recording, "KEPT", 40)
     recording = Recording(task(save_every=None), tmp_path, attempt=0, rank=0)
     asked, told = recording.follow(made_job(steps=1_000), lambda done: False, None)
     for step in range(100):

@@ -299,6 +299,8 @@ def test_what_workers_recorded_is_drawn_below_the_plan_and_kept(full):
     Timeline.of(spans).save(folder / "timeline-1-0.json")
     page = report(full).read_text()
     assert page.index(">planned: ") < page.index(">measured: ")
+    assert "were planned" not in page  # one job has not begun
+    assert not re.search(r"% (shorter|longer) than", page)
     assert "pack layer3: 30 ms, from 1.51 s" in page
     kept = Timeline.load(full / "timeline.json")
     (packed,) = (span for span in kept.spans if span.name == "pack layer3")
@@ -368,6 +370,25 @@ def test_trials_of_a_sweep_have_their_settings_and_what_they_are_made_from_is_no
     assert "field &#x27;format&#x27; is None" in report(tmp_path / "run").read_text()
 
 
+def test_a_sweep_beside_jobs_is_said_to_be_no_part_of_the_comparison(tmp_path):
+    with create(tmp_path / "run", "gpt") as made:
+        Task(
+            name="swept-sweep",
+            kind="search",
+            strategy="spill",
+            jobs=(job("swept").to_json(),),
+            devices=("a/0",),
+            priority="background",
+        ).save(made.task_folder("swept-sweep"))
+    assert (
+        escape(
+            "swept-sweep: a sweep is no part of the plan's times and comparisons; "
+            "its trials take turns on a/0, in the background."
+        )
+        in report(tmp_path / "run").read_text()
+    )
+
+
 def test_evaluations_are_told_in_numbers(tmp_path):
     with create(tmp_path / "run", "gpt") as made:
         for step in range(50):
@@ -399,8 +420,8 @@ def test_many_jobs_have_several_plots(tmp_path):
                 made.step({"job": name, "step": step, "attempt": 0, "time": BEGIN + step, "loss": 1.0})
     page = report(tmp_path / "run").read_text()
     assert len(re.findall(r'class="head"[^>]*>Loss<', page)) == 3
-    assert len(cells(page, "samples/s")) == 20  # from the times: 16 rows a second
-    assert cells(page, "samples/s")[0][1] == "16"
+    assert "steps that were timed" not in page
+    assert "No step was timed by itself: trial-0, trial-1, trial-2, trial-3 and 16 more." in page
 
 
 def test_losses_that_no_axis_holds(tmp_path):
@@ -440,6 +461,51 @@ def test_a_resumed_run_has_a_part_for_each_time(tmp_path):
     page = report(tmp_path / "run").read_text()
     assert "measured, part 1: " in page
     assert "measured, part 2: " in page
+    assert not re.search(r"% (shorter|longer) than", page)
+    assert "were planned" not in page  # no part is the whole
+    assert "no starting of workers" in page
+
+
+def test_the_plan_is_compared_once_all_of_it_is_done(tmp_path):
+    with create(tmp_path / "run", "gpt") as made:
+        for step in range(10):
+            made.step(row("gpt", step))
+        assert "were planned" not in report(tmp_path / "run").read_text()
+        made.event("finished", "finished", job="gpt")
+    assert "From the first step of the job to the last, " in report(tmp_path / "run").read_text()
+
+
+def test_being_asked_to_stop_is_no_failure(tmp_path):
+    with create(tmp_path / "run", "gpt") as made:
+        made.event("stopping", "asked to stop: jobs end at a checkpoint")
+        made.event("stopped", "stopped", job="gpt")
+    page = report(tmp_path / "run").read_text()
+    failures, asked = page.index(">Failures and restarts<"), page.index(">Stopped by the user ")
+    assert "<p>None.</p>" in page[failures:asked]
+    assert page.count("asked to stop: ") == 2  # the table, and the mark in the timeline
+    assert page.rindex("asked to stop: ") > asked
+    assert "What else happened" not in page
+
+
+def test_a_job_has_one_colour_in_all_pictures(tmp_path):
+    names = [f"trial-{place}" for place in range(10)]
+    with Record.create(tmp_path / "run", config={}, plan={}, jobs=[job(name) for name in names]) as made:
+        for name in ("trial-9", "trial-3", "trial-0"):
+            for step in range(2):
+                evaluation = {"evaluation": {"loss": 2.0}} if name == "trial-3" else {}
+                timed = {} if name == "trial-0" else {"samples_per_s": 3.0, "seconds": 0.1}
+                told = {"job": name, "step": step, "attempt": 0, "time": BEGIN + step, "loss": 1.0}
+                made.step({**told, **timed, **evaluation})
+    page = report(tmp_path / "run").read_text()
+    plots = re.findall(r'<svg[^>]*class="plotted".*?</svg>', page, re.S)
+    strokes = [re.findall(r'class="series" stroke="([^"]*)"', plot) for plot in plots]
+    colours = [set(each) for each in strokes]
+    losses, later, rates, last = colours
+    assert losses == {"#0072b2", "#cc79a7"}  # trial-0, and trial-3 with its evaluation
+    assert rates == {"#cc79a7"}
+    assert later == last == {"#d55e00"}
+    drawn = {name: place for place, name in re.findall(r'class="span (f\d+)"[^>]*data-name="([^"]*)"', page)}
+    assert drawn == {"trial-0": "f0", "trial-3": "f3", "trial-9": "f9"}
 
 
 def test_a_directory_that_holds_no_run(tmp_path):

@@ -4,7 +4,15 @@ import pytest
 from made_runs import BEGIN, planned, row
 
 from plait.engine.recording import Recorded
-from plait.engine.timelines import devices, measured, of_steps, sittings
+from plait.engine.timelines import (
+    against_plan,
+    between_steps,
+    devices,
+    left_out,
+    measured,
+    of_steps,
+    sittings,
+)
 from plait.engine.timelines import planned as planned_timeline
 from plait.timeline import Span, Timeline
 
@@ -188,3 +196,43 @@ def test_a_step_of_which_the_beginning_was_overwritten_is_none_of_the_last_steps
     kept = [s for s in one.timeline.spans if s.name != "F0" or s.info["step"] > 1]
     found = of_steps([recorded(kept, dropped=1)], 5)
     assert {s.info["step"] for s in found.spans} == {2, 3}
+
+
+def placed(name, end_ms, how="foreground"):
+    return {"job": name, "how": how, "devices": ["a/0"], "start_ms": 0, "end_ms": end_ms}
+
+
+def test_the_plan_is_compared_from_the_first_step_on_and_says_what_it_has_not():
+    spans = [
+        Span("a/0: start", "start", 0, 4000, {"job": "gpt", "attempt": 0}),
+        Span("a/0", "gpt", 4000, 5000, {"step": 0, "attempt": 0}),
+        Span("a/0", "gpt", 5000, 7000, {"steps": "1 to 2", "attempt": 0}),
+        Span("a/0: stage0", "gpt", 7000, 7500, {"step": 2}),
+        Span("a/0", "checkpoint", 7000, 8000, {"attempt": 0}),
+        Span("a/0 (background)", "behind", 3000, 20000, {"step": 0, "attempt": 0}),
+    ]
+    whole = Timeline.of(spans)
+    assert between_steps(whole, ["gpt"]) == 3000
+    assert between_steps(whole, ["none"]) is None
+    plan = {"ways": [{"placements": [placed("gpt", 2000), placed("behind", 9000, "background")]}]}
+    has_not = (
+        "The plan has the steps alone: no starting of workers, no checkpoints, no evaluations, no sweeps."
+    )
+    assert against_plan(plan, [whole]) == (
+        f"{has_not} From the first step of the foreground job to the last, 2 s were planned "
+        "and 3 s measured, 1.5 times as long."
+    )
+    assert against_plan(plan, [whole, whole]) == has_not
+    assert against_plan(plan, []) == has_not
+    assert against_plan(plan, [Timeline.of(spans[:1])]) == has_not
+
+
+def test_why_spans_are_left_out_and_where_they_are():
+    both = [worker(0, range(10)), worker(1, range(10))]
+    assert left_out(measured([], [], PLAN, both), both) is None
+    fewer = left_out(measured([], [], PLAN, both, most_details=12), both)
+    assert "the page would be too large; the 28 before them are in tasks/*/timeline-*.json." in fewer
+    assert "were not kept" not in fewer
+    full = [recorded(both[0].timeline.spans, dropped=1234)]
+    said = left_out(measured([], [], PLAN, full), full)
+    assert said.startswith("1,234 older spans were not kept: each worker holds its latest 4,096, ")

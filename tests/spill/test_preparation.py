@@ -1,5 +1,6 @@
 """Dividing a budget: what is left beside the processes, shared out so that plans fit."""
 
+import re
 from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +13,7 @@ from plait.errors import UsageError
 from plait.spill.announcement import announce, bound_seconds, foretell
 from plait.spill.footprint import SLACK_BYTES
 from plait.spill.preparation import Known, Preparation, divide, unit_seconds
+from plait.spill.room import commit_bytes
 from plait.spill.runner import Runner
 from plait.spill.task import Task
 from plait.spill.units import Head
@@ -144,7 +146,9 @@ def test_a_run_is_announced_with_what_it_should_take(known):
     lines = announce([one], planner.budget, DISK)
     assert lines[0].startswith("memory ")
     assert lines[1].startswith(f"wide: {counted(len(one.plan.shards), 'shard')}")
-    assert lines[1].endswith("4 steps")
+    changed = 3 * sum(p.nbytes for p in one.description.parameters)  # and two numbers of AdamW for each
+    assert re.search(r"; 4 steps; each commit writes (.*) besides$", lines[1])
+    assert changed <= commit_bytes(one) < 1.01 * changed
     assert lines[-1].startswith("1 of 2 devices has nothing to do: a job runs on one at a time; lend=True")
 
 

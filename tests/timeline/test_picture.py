@@ -70,7 +70,9 @@ def test_lengths_are_compared_in_words_where_there_is_one_to_compare_with():
 
     assert ", 25.0% longer than predicted, " in first(measured=MEASURED, predicted=PREDICTED)
     assert ", as long as again, " in first(measured=MEASURED, again=MEASURED)
-    assert "than" not in first(planned=PREDICTED, part1=MEASURED, part2=MEASURED)
+    three = Gantt(timelines={"planned": PREDICTED, "part1": MEASURED, "part2": PREDICTED})
+    for shown in (three, Gantt(timelines=BOTH.timelines, compared=False)):
+        assert not any("than" in title.text for title in parts(shown.svg(), "title"))
 
 
 def test_many_names_share_colours_by_kind():
@@ -83,6 +85,29 @@ def test_many_names_share_colours_by_kind():
     assert len(set(colour.values())) == 2
     assert colour["F3"] == colour["F17"] != colour["B3"]
     assert re.search(r">F 20 ms<", shown)
+
+
+def test_some_names_have_the_first_colours_to_themselves():
+    jobs = ("swept-1", "gpt", "absent", "swept-0")
+    many = [Span("a", f"F{i}", i, i + 1) for i in range(20)] + [
+        Span("a", "a", 5, 9),
+        Span("a", "gpt2 saved", 2, 3),
+    ]
+    shown = Gantt(
+        timelines={"": Timeline.of([Span("b", job, 0, 9) for job in jobs if job != "absent"] + many)},
+        first=jobs,
+    )
+    colour = {span.get("data-name"): span.get("class") for span in parts(shown.svg(), "span")}
+    assert [colour[job] for job in ("swept-1", "gpt", "swept-0")] == ["span f0", "span f1", "span f3"]
+    assert colour["F3"] == colour["F17"]
+    assert colour["gpt2 saved"] not in (colour["gpt"], colour["F3"])
+
+
+def test_what_has_no_length_shares_a_colour_and_a_line_of_the_legend():
+    marks = [Span("events", name, 1, 1) for name in ("stopped", "failed")]
+    drawn = Gantt(timelines={"": Timeline.of([*marks, Span("a", "step", 0, 5)])}).svg()
+    assert {mark.get("class") for mark in parts(drawn, "mark")} == {"mark f1"}
+    assert ">marks: failed, stopped</text>" in drawn
 
 
 def test_how_busy_each_was_is_drawn_below_its_tracks():

@@ -121,7 +121,9 @@ class Report:
     def _cost(self, found: Slowdown) -> str:
         """What it cost the foreground."""
         ratio = f"{found.mean:.3f} times what it takes alone"
-        spread = f"std {found.std:.3f}, half of the {found.steps} steps between {found.q1:.3f} and {found.q3:.3f}"
+        spread = (
+            f"std {found.std:.3f}, half of the {found.steps} steps between {found.q1:.3f} and {found.q3:.3f}"
+        )
         if found.mean < 1:  # the spread of what was measured: background work makes nothing faster
             return f"a foreground step was no slower than alone ({ratio}, {spread})"
         kept = "within" if found.mean <= self.max_slowdown else "ABOVE"

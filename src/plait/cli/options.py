@@ -19,11 +19,12 @@ def named_as_options(context: typer.Context, **also: str) -> Iterator[None]:
     try:
         yield
     except PlaitError as error:
-        given: dict[str | None, str] = {**also}
+        given = dict(also)
         for option in context.command.params:
-            source = context.get_parameter_source(option.name or "")
+            name = option.name or ""
+            source = context.get_parameter_source(name)
             if source is not None and source.name == "COMMANDLINE":
-                given[option.name] = option.opts[0]
+                given[name] = option.opts[0]
         if error.setting is not None:
             error.setting = ", ".join(given.get(name, name) for name in error.setting.split(", "))
         raise

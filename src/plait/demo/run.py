@@ -60,7 +60,7 @@ def _gpt(name: str, *, width: int, layers: int, steps: int, batch: int) -> Job:
         data=functools.partial(english, context=CONTEXT),
         loss="plait.losses:model_loss",
         weight="plait.losses:next_tokens",
-        optimizer=functools.partial(torch.optim.AdamW, lr=1e-3),
+        optimizer=functools.partial(torch.optim.AdamW, lr=3e-4),
         batch=batch,
         steps=steps,
     )

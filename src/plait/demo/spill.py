@@ -18,7 +18,7 @@ STEPS = 2
 MEMORY = "1.5GiB"
 """Of all processes, the demo's own with what the acts before have left in it included."""
 WIDTH, LAYERS = 512, 8
-"""So that what the four hold exceeds what the processes leave of the budget, and has to come back from disk."""
+"""So that the four hold more than the processes leave of the budget, and come back from disk."""
 
 
 def jobs() -> list[Job]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -130,15 +130,6 @@ def median(rows: Iterable[Row], name: str) -> float | None:
 def points(rows: Iterable[Row], name: str) -> Points:
     """By step, what the rows have under a name; a gap where it is not a finite number."""
     return [(float(row["step"]), number(row.get(name))) for row in rows if name in row]
-
-
-def samples_per_s(rows: Sequence[Row], batch: int | None) -> float | None:
-    """The median rate; where no row tells one, that of all steps from the first row to the last."""
-    found = median(rows, "samples_per_s")
-    times = values(rows, "time")
-    if found is None and batch is not None and len(times) > 1 and max(times) > min(times):
-        return batch * (len(times) - 1) / (max(times) - min(times))
-    return found
 
 
 def wire_bytes(rows: Iterable[Row]) -> Points:

@@ -29,7 +29,8 @@ from plait.timeline import Span, Timeline
 if TYPE_CHECKING:
     from plait.progress import Step
 
-_DETAILS, _STEPS = 4_096, 8_192
+KEPT, _STEPS = 4_096, 8_192
+"""Of a strategy's own spans the latest so many are held, and of steps."""
 _FILE = re.compile(r"timeline-(\d+)-(\d+)\.json")
 START = "start"
 """From a worker's first line of code to its first step."""
@@ -60,7 +61,7 @@ class Recording:
         self._tracks = [f"{device}{behind}" for device in task.devices]  # as the plan's timeline has them
         self._begun_ns: int | None = time.perf_counter_ns()
         self._steps = Timeline(capacity=_STEPS)
-        self.details = Timeline(capacity=_DETAILS)
+        self.details = Timeline(capacity=KEPT)
         """For the strategy to record on."""
 
     def follow(

@@ -33,8 +33,10 @@ from plait.units import format_bytes, format_seconds
 _EVALUATIONS = 40
 """Of more, a table has the last ones."""
 _CURVES = 8
-"""A plot has no more, or their colours could not be told apart."""
-_TROUBLE = ("failed", "broken", "waiting", "restarted", "stopping", "stopped", "resumed")
+"""A plot has no more jobs, or their colours could not be told apart."""
+_TROUBLE = ("failed", "broken", "waiting", "restarted")
+_ASKED = ("stopping", "stopped", "resumed")
+"""What whoever runs it has asked for: no failure."""
 _DECISIONS = ("planned", "decision")
 _NONE = "—"
 _NOTHING = "Nothing to draw was recorded."
@@ -51,6 +53,15 @@ def report(directory: str | Path) -> Path:
     if made.measured.spans:
         write_whole(record.directory / TIMELINE, json.dumps(made.measured.to_json()) + "\n")
     return path
+
+
+@dataclass(frozen=True)
+class _Curve:
+    """Something of a job, by step."""
+
+    job: str
+    points: Points
+    dashed: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,6 +88,7 @@ class _Page:
             *self._bytes(),
             *self._happened("Decisions, and why", _DECISIONS, none="None was recorded."),
             *self._happened("Failures and restarts", _TROUBLE, none="None."),
+            *self._asked(),
             *self._others(),
             *self._environment(),
             *repeat(self.run),
@@ -152,21 +164,26 @@ class _Page:
             if reason != whole:  # a plan of one job has the job's own
                 yield f"{job}: {reason}"
             yield from (f"{job}: note: {remark}" for remark in compared.get("remarks", ()))
+        if plan.get("ways"):
+            for task in (task for task in self.run.tasks.values() if task.kind == "search"):
+                behind = ", in the background" * (task.priority == "background")
+                where = f"its trials take turns on {_few(task.devices)}{behind}"
+                yield f"{task.name}: a sweep is no part of the plan's times and comparisons; {where}"
         if unplaced := plan.get("unplaced"):
             yield f"fits nowhere: {', '.join(map(str, unplaced))}"
 
     # --- curves --------------------------------------------------------------------------------------
 
     def _losses(self) -> list[Section]:
-        curves: dict[str, tuple[Points, bool]] = {}
+        curves: dict[str, _Curve] = {}
         evaluations = latest(self.run.history, evaluations=True)
         for job in self.run.jobs:
-            curves[job] = figures.points(self.run.rows.get(job, ()), "loss"), False
+            curves[job] = _Curve(job, figures.points(self.run.rows.get(job, ()), "loss"))
             judged = [{"step": row["step"], **row["evaluation"]} for row in evaluations.get(job, ())]
-            curves[f"{job}, evaluated"] = figures.points(judged, "loss"), True
-        values = [y for points, _ in curves.values() for _, y in points]
+            curves[f"{job}, evaluated"] = _Curve(job, figures.points(judged, "loss"), dashed=True)
+        values = [y for curve in curves.values() for _, y in curve.points]
         lost = sum(y is None or abs(y) > figures.LARGEST for y in values)
-        parts: list[Section] = [Heading("Losses"), *_plots("Loss", "loss", curves, from_zero=False)]
+        parts: list[Section] = [Heading("Losses"), *self._plots("Loss", "loss", curves, from_zero=False)]
         if lost:
             count = f"{lost} losses were" if lost > 1 else "1 loss was"
             parts.append(Paragraph(f"{count} not finite, or beyond {figures.LARGEST:g}: gaps in the curves."))
@@ -188,16 +205,21 @@ class _Page:
         return [Table(title=title, columns=("job", "after steps", *names), rows=rows)]
 
     def _throughput(self) -> list[Section]:
-        curves = {job: (figures.points(rows, "samples_per_s"), False) for job, rows in self.run.rows.items()}
+        rows_of = {job: self.run.rows[job] for job in self.run.jobs if job in self.run.rows}
+        curves = {job: _Curve(job, figures.points(rows, "samples_per_s")) for job, rows in rows_of.items()}
+        rates = {job: figures.median(rows, "samples_per_s") for job, rows in rows_of.items()}
         shown = []
-        for job, rows in self.run.rows.items():
-            rate = figures.samples_per_s(rows, self.run.wanted(job).get("batch"))
+        for job, rate in rates.items():
             if rate is not None:
-                shown.append((job, rate, f"{sum('seconds' in row for row in rows)} of {len(rows)}"))
+                timed = sum("seconds" in row for row in rows_of[job])
+                shown.append((job, rate, f"{timed} of {len(rows_of[job])}"))
         parts: list[Section] = [Heading("Throughput")]
         if shown:
             parts.append(Table(columns=("job", "samples/s", "steps that were timed"), rows=shown))
-        return [*parts, *_plots("Throughput", "samples/s", curves, none=None if shown else _NOTHING)]
+        if untimed := [job for job, rate in rates.items() if rate is None]:
+            parts.append(Paragraph(f"No step was timed by itself: {_few(untimed)}."))
+        none = None if shown or untimed else _NOTHING
+        return [*parts, *self._plots("Throughput", "samples/s", curves, none=none)]
 
     # --- the plan beside what came of it ---------------------------------------------------------------
 
@@ -229,12 +251,23 @@ class _Page:
             shown["planned"] = planned
         found = timelines.sittings(self.measured)
         for place, timeline in enumerate(found):
-            shown["measured" if len(found) == 1 else f"measured, part {place + 1}"] = timeline
+            title = "measured" if len(found) == 1 else f"measured, part {place + 1}"
+            shown[title] = Timeline.of(timeline.spans)  # what is not drawn is told of above it, and why
         parts: list[Section] = [Heading("Over time")]
         if not shown:
             return [*parts, Paragraph("Nothing was planned, and nothing has happened.")]
         tracks = {track for timeline in shown.values() for track in timelines.devices(timeline)}
-        return [*parts, Paragraph(HOW_TO), Gantt(timelines=shown, counted=tracks)]
+        if planned.spans:
+            front = [job for job, where in self.run.placed.items() if where.how != "background"]
+            done = all(self.run.state(job) == "finished" for job in front)  # else it has not all of the steps
+            parts.append(Paragraph(timelines.against_plan(self.run.plan, found if done else ())))
+        if said := timelines.left_out(self.measured, self.run.recorded):
+            parts.append(Paragraph(said))
+        return [
+            *parts,
+            Paragraph(HOW_TO),
+            Gantt(timelines=shown, counted=tracks, first=self.run.jobs, compared=False),
+        ]
 
     def _bytes(self) -> list[Section]:
         shown, curves = [], {}
@@ -246,7 +279,7 @@ class _Page:
             planned = where.wire_bytes if where is not None else None
             if not sizes and peak is None:
                 continue
-            curves[job] = sent, False
+            curves[job] = _Curve(job, sent)
             mean = sum(sizes) / len(sizes) if sizes else None
             cells = (mean, planned, sum(sizes) if sizes else None, peak)
             shown.append((job, *(_NONE if size is None else format_bytes(size) for size in cells)))
@@ -255,7 +288,7 @@ class _Page:
             columns = ("job", "sent a step", "planned", "sent in all", "most memory")
             parts.append(Table(columns=columns, rows=shown))
             told = "What was sent, and memory, are the first worker's; what was planned is of all together."
-            parts += [Paragraph(told), *_plots("Sent a step", "bytes", curves, none=None)]
+            parts += [Paragraph(told), *self._plots("Sent a step", "bytes", curves, none=None)]
         parts += self._spilled()
         return [Heading("Bytes"), *parts] if parts else []
 
@@ -279,8 +312,13 @@ class _Page:
     def _happened(self, title: str, kinds: Iterable[str], *, none: str) -> list[Section]:
         return [Heading(title), *self._table([e for e in self.run.events if e["kind"] in kinds], none)]
 
+    def _asked(self) -> list[Section]:
+        if not any(event["kind"] in _ASKED for event in self.run.events):
+            return []
+        return self._happened("Stopped by the user (Ctrl-C or SIGTERM), and resumed", _ASKED, none="")
+
     def _others(self) -> list[Section]:
-        known = (*_DECISIONS, *_TROUBLE)
+        known = (*_DECISIONS, *_TROUBLE, *_ASKED)
         rest = [event for event in self.run.events if event["kind"] not in known]
         return [Heading("What else happened"), *self._table(rest, "Nothing.")] if rest else []
 
@@ -305,6 +343,34 @@ class _Page:
             columns, rows = columns[:-1], [row[:-1] for row in rows]
         return [Table(columns=columns, rows=rows)]
 
+    def _plots(
+        self,
+        title: str,
+        y: str,
+        curves: Mapping[str, _Curve],
+        *,
+        from_zero: bool = True,
+        none: str | None = _NOTHING,
+    ) -> list[Section]:
+        """Curves over steps, those of a few jobs a plot, where a job has the same colour in all of them.
+
+        Each point is the mean of some steps where there are many.
+        """
+        groups: dict[int, list[tuple[Series, int]]] = {}
+        for name, curve in curves.items():
+            points, width = figures.thinned(curve.points)
+            if any(y is not None for _, y in points):
+                place = self.run.jobs.index(curve.job)
+                series = Series(name=name, points=points, dashed=curve.dashed, place=place % _CURVES)
+                groups.setdefault(place // _CURVES, []).append((series, width))
+        parts: list[Section] = []
+        for part in groups.values():
+            width = max(width for _, width in part)
+            means = "" if width == 1 else f", means of up to {width} steps"
+            series_of = [series for series, _ in part]
+            parts.append(Plot(title=f"{title}{means}", x="step", y=y, series=series_of, from_zero=from_zero))
+        return parts or ([] if none is None else [Paragraph(none)])
+
     # --- the rest ------------------------------------------------------------------------------------
 
     def _environment(self) -> list[Section]:
@@ -319,27 +385,6 @@ class _Page:
         if not rows:
             return []
         return [Heading("Environment"), Table(columns=("", ""), rows=rows)]
-
-
-def _plots(
-    title: str,
-    y: str,
-    curves: Mapping[str, tuple[Points, bool]],
-    *,
-    from_zero: bool = True,
-    none: str | None = _NOTHING,
-) -> list[Section]:
-    """Curves over steps, a few a plot; each point is the mean of some steps where there are many."""
-    found = {name: (*figures.thinned(points), dashed) for name, (points, dashed) in curves.items()}
-    drawn = [(name, it) for name, it in found.items() if any(y is not None for _, y in it[0])]
-    parts: list[Section] = []
-    for begin in range(0, len(drawn), _CURVES):
-        part = drawn[begin : begin + _CURVES]
-        width = max(it[1] for _, it in part)
-        means = "" if width == 1 else f", means of up to {width} steps"
-        series = [Series(name=name, points=points, dashed=dashed) for name, (points, _, dashed) in part]
-        parts.append(Plot(title=f"{title}{means}", x="step", y=y, series=series, from_zero=from_zero))
-    return parts or ([] if none is None else [Paragraph(none)])
 
 
 def _few(names: Sequence[str]) -> str:

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import statistics
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from plait.engine.figures import Placed, number, placements
-from plait.engine.recording import START, Recorded, is_of_steps, tracks_of
+from plait.engine.recording import KEPT, START, Recorded, is_of_steps, tracks_of
 from plait.timeline import Span, Timeline
+from plait.units import format_seconds
 
 MOST_STEPS = 2_000
 """With more steps than that, a span is a stretch of them."""
@@ -99,6 +100,52 @@ def sittings(timeline: Timeline) -> list[Timeline]:
         its = [span.moved(-begin_ms) for span in spans if begin_ms <= span.start_ms < end_ms]
         found.append(Timeline.of(its, dropped=timeline.dropped if end_ms == float("inf") else 0))
     return found
+
+
+def between_steps(timeline: Timeline, jobs: Collection[str]) -> float | None:
+    """The milliseconds from the first step of some jobs to the end of the last; None where there is none."""
+    steps = [span for span in timeline.spans if span.name in jobs and {"step", "steps"} & span.info.keys()]
+    steps = [span for span in steps if "attempt" in span.info]  # a strategy's details may be called alike
+    if not steps:
+        return None
+    return max(span.end_ms for span in steps) - min(span.start_ms for span in steps)
+
+
+def against_plan(plan: Row, parts: Sequence[Timeline]) -> str:
+    """What is to be known to compare what was planned with what was measured, in one sentence or two."""
+    said = "The plan has the steps alone: no starting of workers, no checkpoints, no evaluations, no sweeps."
+    front = [one for one in placements(plan) if one.how != "background"]
+    if len(parts) != 1:  # a step that was taken again is in both
+        return said
+    took_ms = between_steps(parts[0], {one.job for one in front})
+    planned_ms = max((one.end_ms for one in front), default=0.0) - min(
+        (one.start_ms for one in front), default=0.0
+    )
+    if took_ms is None or not planned_ms:
+        return said
+    behind = len(front) < len(placements(plan))
+    whose = f"the {'foreground ' * behind}job{'s' * (len(front) != 1)}"
+    return (
+        f"{said} From the first step of {whose} to the last, {format_seconds(planned_ms / 1e3)} were planned "
+        f"and {format_seconds(took_ms / 1e3)} measured, {took_ms / planned_ms:.3g} times as long."
+    )
+
+
+def left_out(timeline: Timeline, recorded: Sequence[Recorded]) -> str | None:
+    """Why some of what happened is not drawn, and where it is; None where all is."""
+    never = sum(one.timeline.dropped for one in recorded)
+    said = []
+    if unseen := timeline.dropped - never:
+        said.append(
+            f"Of what happened within steps the latest {MOST_DETAILS:,} spans are drawn, or the page would "
+            f"be too large; the {unseen:,} before them are in tasks/*/timeline-*.json."
+        )
+    if never:
+        said.append(
+            f"{never:,} older spans were not kept: each worker holds its latest {KEPT:,}, so that recording "
+            "takes no more memory the longer it trains."
+        )
+    return " ".join(said) or None
 
 
 def devices(timeline: Timeline) -> list[str]:

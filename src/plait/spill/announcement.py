@@ -43,14 +43,14 @@ def announce(tasks: Sequence[Task], budget: Budget, disk: DiskSpeed) -> list[str
         f"reads {format_bytes(disk.read_bytes_per_s)}/s and writes {format_bytes(disk.write_bytes_per_s)}/s"
     ]
     for task in tasks:
-        plan = task.plan.forecast
+        plan, left = task.plan.forecast, task.description.steps - task.head.step
         modes = Counter(shard.activations for shard in task.plan.shards[:-1])
         kept = ", ".join(f"{count} {mode}" for mode, count in modes.items())
         shards = counted(len(task.plan.shards), "shard") + (f" (activations: {kept})" if kept else "")
         lines.append(
             f"{task.name}: {shards}; a step {format_seconds(plan.step_ms / 1e3)}, of which "
             f"{plan.bottleneck} takes most, reads {format_bytes(plan.read_bytes)} and writes "
-            f"{format_bytes(plan.written_bytes)}; {counted(task.description.steps - task.head.step, 'step')}; "
+            f"{format_bytes(plan.written_bytes)}; {counted(left, 'step')}; "
             f"each commit writes {format_bytes(commit_bytes(task))} besides"
         )
     least = bound_seconds(

@@ -11,13 +11,14 @@ from plait.cluster import Cluster
 from plait.errors import UsageError
 from plait.job import Job
 from plait.profile import Profile
+from plait.strategy.account import describe
 from plait.strategy.codecs import Codecs
 from plait.strategy.comparison import STRATEGIES, Comparison, check_cluster, compare_demand
 from plait.strategy.demand import Demand
 from plait.strategy.option import StrategyName
 from plait.strategy.table import Table
 from plait.strategy.ways import Ways, only_spills, room
-from plait.strategy.workload import Objective, Placement, Way, WorkloadPlan, describe
+from plait.strategy.workload import Objective, Placement, Way, WorkloadPlan
 from plait.units import format_bytes
 
 

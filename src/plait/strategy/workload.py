@@ -21,14 +21,13 @@ Devices are taken to be alike: the times on k devices are those on the first k o
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal
 
 from plait.cluster import Cluster
 from plait.strategy.comparison import Comparison
-from plait.strategy.figure import figure
 from plait.strategy.option import Option
 from plait.timeline import Span, Timeline
 
@@ -168,33 +167,3 @@ class WorkloadPlan:
             "jobs": {name: made.to_json() for name, made in self.comparisons.items()},
             "remarks": list(self.remarks),
         }
-
-
-def describe(ways: Sequence[Way], objective: Objective, bound: float) -> str:
-    """One sentence on the way that is taken."""
-    best = ways[0]
-    foreground = [placement for placement in best.placements if placement.how != "background"]
-    if objective == "makespan":
-        text = (
-            f"{best.name}: {_jobs(len(foreground))} after {figure(best.makespan_ms / 1e3)} s, "
-            f"{_beyond(best.makespan_ms, bound)}"
-        )
-        worse = [way for way in ways[1:] if way.makespan_ms > 1.005 * best.makespan_ms]
-        others = [f"{way.name} {figure(way.makespan_ms / 1e3)} s" for way in worse]
-    else:
-        text = (
-            f"{best.name}: {figure(best.samples_per_s)} samples/s at the start, "
-            f"{100 * best.samples_per_s / bound if bound else 100:.3g}% of what nothing exceeds"
-        )
-        worse = [way for way in ways[1:] if 1.005 * way.samples_per_s < best.samples_per_s]
-        others = [f"{way.name} {figure(way.samples_per_s)} samples/s" for way in worse]
-    return f"{text} ({', '.join(others)})" if others else text
-
-
-def _beyond(makespan_ms: float, bound_ms: float) -> str:
-    factor = makespan_ms / bound_ms if bound_ms else 1.0
-    return "which no schedule beats" if factor < 1.005 else f"{factor:.3g} times what no schedule beats"
-
-
-def _jobs(count: int) -> str:
-    return "1 job ends" if count == 1 else f"{count} jobs end"

@@ -12,13 +12,14 @@ import math
 import re
 import zlib
 from collections import defaultdict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
 from typing import TYPE_CHECKING, ClassVar
 
 from plait.errors import UsageError
 from plait.page import text
+from plait.timeline import palette
 from plait.timeline.panel import GUTTER, Panel
 from plait.timeline.span import Sample, Span, busy_ms, by_track, extent
 from plait.timeline.utilisation import IDLE
@@ -42,6 +43,8 @@ _MOST = 20_000
 """Shorter spans beyond so many are not drawn: a browser would be slow with them."""
 _NAMES = 8
 """With more names than that, all of a kind (``F12``: ``F``; ``sync conv3``: ``sync``) share a colour."""
+MARKS = "marks"
+"""What has no length shares a colour: it is told apart by where it is, and what the pointer tells of it."""
 
 _STYLE = """
 .timeline text{font:12px system-ui,sans-serif;fill:#222}.timeline .title{font-weight:600}
@@ -76,6 +79,10 @@ class Gantt:
     timelines: Mapping[str, Timeline]
     counted: Collection[str] | None = None
     """The tracks whose utilisation is drawn; None for all."""
+    first: Sequence[str] = ()
+    """Names that have the first colours, one each and in this order, whatever else is drawn."""
+    compared: bool = True
+    """Whether of two timelines it is told how much longer one is."""
     width: int = WIDTH
     """Letters keep their size."""
     style: ClassVar[str] = _PAGE_STYLE
@@ -101,7 +108,7 @@ class Gantt:
     def svg(self) -> str:
         """The picture: tracks as rows, time from left to right, a colour a name, counters below."""
         shown = {title: _Shown.of(timeline) for title, timeline in self.timelines.items()}
-        return _drawn(shown, self.counted, self.width)
+        return _drawn(self, shown)
 
 
 def ticks(total_ms: float) -> list[tuple[float, str]]:
@@ -138,12 +145,13 @@ class _Shown:
         return self.end_ms - self.start_ms
 
 
-def _drawn(shown: Mapping[str, _Shown], counted: Collection[str] | None, width: int) -> str:
+def _drawn(asked: Gantt, shown: Mapping[str, _Shown]) -> str:
+    counted, width = asked.counted, asked.width
     plot = width - GUTTER - _MARGIN
     total_ms = max(one.total_ms for one in shown.values())
     every = [span for one in shown.values() for span in one.spans]
-    kinds = _kinds({span.name for span in every})
-    places = {kind: place for place, kind in enumerate(sorted(set(kinds.values())))}
+    kinds = _kinds(every, asked.first)
+    places = _places(set(kinds.values()), asked.first)
     colours = {name: f"f{places[kind]}" for name, kind in kinds.items()}
     longest = {id(span) for span in sorted(every, key=lambda span: -span.duration_ms)[:_MOST]}
     panels: list[Panel] = []
@@ -153,7 +161,7 @@ def _drawn(shown: Mapping[str, _Shown], counted: Collection[str] | None, width: 
         panel = Panel(y=y, start_ms=one.start_ms, end_ms=one.end_ms, scale=scale)
         tracks = [track for track in by_track(one.spans) if counted is None or track in counted]
         if title:
-            panel.title(_headline(title, shown, tracks))
+            panel.title(_headline(title, shown, tracks, asked.compared))
         rows = by_track(span for span in one.spans if id(span) in longest)
         for track in sorted(rows, key=lambda track: track not in tracks):  # what counts comes first
             panel.track(track, rows[track], colours)
@@ -174,7 +182,7 @@ def _drawn(shown: Mapping[str, _Shown], counted: Collection[str] | None, width: 
         f'<svg xmlns="http://www.w3.org/2000/svg" class="timeline {scope}" role="group" '
         f'aria-label="timeline{": " * bool(titles)}{titles}" '
         f'width="{width}" height="{height:g}" viewBox="0 0 {width} {height:g}">',
-        f"<style>{_STYLE}{_fills(places, scope)}</style>",
+        f"<style>{_STYLE}{palette.rules(places, scope)}</style>{palette.stripes(places, scope)}",
         f'<rect class="back" width="{width}" height="{height:g}" fill="#fff"/>',
         f'<g class="axis" data-foot="{y:g}">',
         *_axis(total_ms, y, plot),
@@ -193,15 +201,14 @@ def _drawn(shown: Mapping[str, _Shown], counted: Collection[str] | None, width: 
     return "\n".join(lines)
 
 
-def _headline(title: str, shown: Mapping[str, _Shown], tracks: Sequence[str]) -> str:
+def _headline(title: str, shown: Mapping[str, _Shown], tracks: Sequence[str], compared: bool) -> str:
     """The title, the length, how far it is from the timeline below it, and how busy the tracks were."""
     one = shown[title]
     said = [f"{title}: {format_seconds(one.total_ms / 1e3)}"]
-    others = list(shown.items())
-    below = others[others.index((title, one)) + 1 :]
-    # Of several below, as of a run that was stopped and gone on with, none is the whole to compare with.
-    if len(below) == 1 and below[0][1].total_ms:
-        said.append(_compared(one.total_ms / below[0][1].total_ms - 1, below[0][0]))
+    first, last = next(iter(shown)), list(shown)[-1]
+    # Of more than two, as of a run that was stopped and gone on with, none is the whole to compare with.
+    if compared and len(shown) == 2 and title == first and shown[last].total_ms:
+        said.append(_compared(one.total_ms / shown[last].total_ms - 1, last))
     if tracks and one.total_ms:
         found = by_track(span for span in one.spans if span.name != IDLE)
         mean = sum(busy_ms(found.get(track, [])) for track in tracks) / len(tracks) / one.total_ms
@@ -219,32 +226,32 @@ def _compared(more: float, other: str) -> str:
     return f"{share} {'longer' if more > 0 else 'shorter'} than {other}"
 
 
-def _kinds(names: Collection[str]) -> dict[str, str]:
-    """What shares a colour: each name by itself, or where there are many, their first words."""
-    if len(names) <= _NAMES:
-        return {name: name for name in names}
-    return {name: kind_of(name) for name in names}
+def _kinds(spans: Iterable[Span], first: Collection[str]) -> dict[str, str]:
+    """What shares a colour: each name by itself, or where there are many, their first words; all marks."""
+    lasting: dict[str, bool] = {}
+    for span in spans:
+        lasting[span.name] = lasting.get(span.name, False) or span.duration_ms > 0
+    many = sum(lasting.values()) > _NAMES
+    found = {name: kind_of(name) if many else name for name in lasting}
+    # A kind must not be taken for a name that has a colour to itself, as "gpt" of "gpt-2 saved" for a job.
+    found = {name: name if kind in first else kind for name, kind in found.items()}
+    return {
+        name: name if name in first or name == IDLE else kind if lasting[name] else MARKS
+        for name, kind in found.items()
+    }
+
+
+def _places(kinds: Collection[str], first: Sequence[str]) -> dict[str, int]:
+    """By kind, which colour it has: those named first, then the others by name, then marks."""
+    ahead = list(dict.fromkeys(first))  # also where they are not drawn, so that a colour is always one's own
+    rest = sorted(set(kinds) - set(ahead), key=lambda kind: (kind in (MARKS, IDLE), kind))
+    return {kind: place for place, kind in enumerate([*ahead, *rest]) if kind in kinds}
 
 
 def kind_of(name: str) -> str:
     """The first word of a span's name, without its number: ``F`` of ``F12``, ``sync`` of ``sync conv3``."""
     match = re.match(r"[^\W\d_]+", name)
     return name if match is None else match[0]
-
-
-def _fills(places: Mapping[str, int], scope: str) -> str:
-    # Steps of the golden angle keep neighbouring names far apart on the colour wheel.
-    hues = {kind: f"{place * 137.508 % 360:.0f}" for kind, place in places.items()}
-    light = {kind: f"hsl({hue} 60% 70%)" for kind, hue in hues.items()}
-    dark = {kind: f"hsl({hue} 45% 28%)" for kind, hue in hues.items()}
-    if IDLE in places:
-        light[IDLE], dark[IDLE] = "#f2f2f2", "#23262d"
-
-    def rules(colours: Mapping[str, str]) -> str:
-        named = ((places[kind], colour) for kind, colour in colours.items())
-        return "".join(f".{scope} .f{place}{{fill:{colour};color:{colour}}}" for place, colour in named)
-
-    return f"{rules(light)}@media(prefers-color-scheme:dark){{{rules(dark)}}}"
 
 
 def _axis(total_ms: float, foot: float, plot: int) -> list[str]:
@@ -268,6 +275,8 @@ def _legend(
     x = float(GUTTER)
     for kind, place in places.items():
         said = f"{kind} {format_seconds(sums[kind] / 1e3)}" if sums[kind] else kind
+        if kind == MARKS:
+            said = f"{kind}: {', '.join(sorted(name for name, its in kinds.items() if its == MARKS))}"
         width = 7 * len(said) + 34
         if x + width > most and x > GUTTER:
             x, y = float(GUTTER), y + 20
