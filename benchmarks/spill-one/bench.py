@@ -11,6 +11,7 @@ from typing import Any
 from plait.bench import Bench, Measured
 from plait.bench.machine import Moment
 from plait.cluster.disk import measure_disk
+from plait.errors import LabError
 from plait.lab.limited import run_limited
 from plait.lab.memory import can_limit
 
@@ -27,6 +28,17 @@ def attempt(side: str, config: dict[str, Any], memory: int | None) -> dict[str, 
     done = run_limited(command, memory=memory, env={"PYTHONPATH": str(HERE)})
     found: dict[str, Any] = json.loads(done.lines[-1])
     return {**found, "activity": Moment.now().since(before), "peak_bytes": done.peak_bytes}
+
+
+def with_maps(config: dict[str, Any], budget: int) -> tuple[dict[str, Any], int]:
+    """Memory maps in the budget, or in the least above it in which the system does not kill them."""
+    for tenths in (10, 12, 15, 20):
+        room = budget * tenths // 10
+        try:
+            return attempt("mapped", config, room), room
+        except LabError as error:
+            print(error, file=sys.stderr)
+    raise RuntimeError(f"memory maps ran out of {room} bytes, twice the budget")
 
 
 def measured(found: list[dict[str, Any]], side: str, *, drop_first: bool) -> Measured:
@@ -58,7 +70,7 @@ def run(bench: Bench) -> None:
         for _ in range(rounds):
             plain.append(attempt("plain", config, None))
             spilled.append(attempt("spilled", config, budget))
-        mapped = [attempt("mapped", {**config, "steps": 3}, budget)]
+        mapped, room = with_maps({**config, "steps": 3}, budget)
         alternating = attempt("spilled", {**config, "prefetch": False, "steps": 3}, budget)
     for one in spilled:
         if one["losses"] != plain[0]["losses"]:
@@ -75,9 +87,10 @@ def run(bench: Bench) -> None:
     bench.case(
         "of the speed in memory", theirs.value / ours.value, unit="", better="higher", at_least=0.9, aim=0.97
     )
-    user = measured(mapped, "mapped", drop_first=True)
+    user = measured([mapped], "mapped", drop_first=True)
+    bench.configure(mapped_bytes=room)
     bench.case(
-        "times the speed of memory maps",
+        "times the speed of memory maps" + ("" if room == budget else f" in {room / budget:g} of the budget"),
         user.value / ours.value,
         unit="",
         better="higher",

@@ -1,55 +1,22 @@
 """A run's page: what is on it, whatever a run has left behind, and tried in a real browser."""
 
-import math
 import re
 from html import escape
-from pathlib import Path
 
 import pytest
-from made_runs import BEGIN, create, job, planned, row
+from made_runs import BEGIN, create, full_run, job, made_folder, planned, row
 
-from browser import WHY_NOT, Browser, contrast, installed
 from plait.engine.record import Record
 from plait.engine.report import report
 from plait.engine.result import JobResult
 from plait.engine.task import Task
-from plait.engine.timelines import devices
-from plait.engine.timelines import planned as planned_timeline
 from plait.engine.trials import save_trials
 from plait.errors import FileError
-from plait.timeline import Span, Timeline
 
 
 @pytest.fixture
 def full(tmp_path):
-    """A run in which all sorts of things happened."""
-    config = {"strategy": "auto", "compress": 4, "engine": "local", "command": ["plait", "run", "my jobs.py"]}
-    with create(tmp_path / "first", "gpt", "small", config=config) as made:
-        made.event("planned", "side by side: 2 jobs end after 1 s", time=BEGIN)
-        made.event("started", "on 2 devices", job="gpt", time=BEGIN)
-        for step in range(6):
-            made.step(row("gpt", step, wire_bytes=1 << 20, memory_bytes=3 << 20, bits=4))
-        made.event("failed", "worker 1 was killed by signal 9", job="gpt", time=BEGIN + 0.7, rank=1)
-        made.event("restarted", "from step 4", job="gpt", time=BEGIN + 1.0)
-        for step in range(4, 10):
-            loss = math.nan if step == 7 else None
-            made.step(
-                row("gpt", step, attempt=1, loss=loss, at_s=BEGIN + 1.2 + step / 10, wire_bytes=1 << 20)
-            )
-        made.step({"job": "gpt", "step": 9, "attempt": 1, "time": BEGIN + 2.2, "evaluation": {"loss": 0.3}})
-        made.event("decision", "2 bits: the wire is slow", job="gpt", time=BEGIN + 1.5, bits=2)
-        made.event("finished", "after 1 restart", job="gpt", time=BEGIN + 2.3)
-        JobResult(name="gpt", end="finished", strategy="data", losses=(1.0,) * 10).save(made.folder("gpt"))
-    return tmp_path / "first"
-
-
-@pytest.fixture(scope="module")
-def browser(tmp_path_factory):
-    if installed() is None:
-        pytest.skip(WHY_NOT)
-    made = Browser(tmp_path_factory.mktemp("browser"))
-    yield made
-    made.close()
+    return full_run(tmp_path / "first")
 
 
 def cells(page, head):
@@ -172,83 +139,6 @@ def test_bytes_and_events(full):
     assert "killed by signal 9" in part
 
 
-def test_the_page_in_a_browser(full, browser, tmp_path):
-    browser.open(report(full))
-    assert browser.errors == []
-    assert [url.split(":")[0] for url in browser.requests] == ["file"]
-    titles = browser.eval("[...document.querySelectorAll('svg.plotted .head')].map(t => t.textContent)")
-    assert titles == ["Loss", "Throughput", "Sent a step"]
-    curves = browser.eval(
-        "[...document.querySelectorAll('svg.plotted')].map(p => p.querySelectorAll('.series[d^=M]').length)"
-    )
-    assert curves == [4, 2, 2]  # each, and its name below
-    _, _, width, height = browser.box("svg.plotted .series")
-    assert width > 100
-    assert height > 20
-    told = browser.eval("[...document.querySelectorAll('svg.plotted title')].map(t => t.textContent)")
-    assert "gpt: 4 at 0" in told
-    assert "gpt, evaluated: 0.3 at 9" in told
-    assert browser.eval("document.querySelector('caption').textContent") == "Evaluations"
-    panels = browser.eval("[...document.querySelectorAll('.timeline .title')].map(t => t.textContent)")
-    assert [panel.split(":")[0] for panel in panels] == ["planned", "measured"]
-
-
-def test_zoom_and_hover_in_a_browser(full, browser):
-    browser.open(report(full))
-    browser.eval("document.querySelector('svg.timeline').scrollIntoView()")
-    x, y, width, height = browser.box(".span")
-    browser.mouse("Moved", x + width / 2, y + height / 2)
-    tip = browser.eval("document.querySelector('.tip').innerText")
-    assert tip.startswith(("gpt: ", "small: "))
-    assert browser.eval("getComputedStyle(document.querySelector('.tip')).display") == "block"
-    browser.mouse("Wheel", x + width / 2, y + height / 2, deltaX=0, deltaY=-300)
-    assert browser.eval("document.querySelector('.scaled').getAttribute('transform')").startswith("scale(2.7")
-    for clicks in (1, 2):
-        for kind in ("Pressed", "Released"):
-            browser.mouse(kind, x + width / 2, y + height / 2, clickCount=clicks)
-    assert browser.eval("document.querySelector('.scaled').getAttribute('transform')").startswith("scale(1 ")
-    assert browser.errors == []
-    assert [url.split(":")[0] for url in browser.requests] == ["file"]
-
-
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_the_page_can_be_read_on_light_and_on_dark(full, browser, scheme):
-    browser.prefer(scheme)
-    browser.open(report(full))
-
-    def colour(selector, what):
-        return browser.eval(f"getComputedStyle(document.querySelector({selector!r})).{what}")
-
-    ground = colour("body", "backgroundColor")
-    assert (contrast(ground, "rgb(255, 255, 255)") < 1.1) == (scheme == "light")
-    for selector in ("p", "td", "th", "pre", "caption"):
-        assert contrast(ground, colour(selector, "color")) >= 7
-    assert contrast(ground, colour("svg.plotted .back", "fill")) == 1
-    assert contrast(ground, colour("svg.plotted text", "fill")) >= 7
-    assert contrast(ground, colour("svg.plotted .series", "stroke")) >= 3
-    browser.prefer("")
-
-
-def test_odd_names_are_words_not_code(browser, tmp_path):
-    bad = '<img src=x onerror="window.bad=1"></script><script>window.bad=1</script>\x01 ∞'
-    with Record.create(
-        tmp_path / "run",
-        config={"command": [bad], bad: bad},
-        plan={"why": bad, "remarks": [bad]},
-        jobs=[job("gpt")],
-    ) as made:
-        for step in range(3):
-            made.step(row(bad, step, device=bad))
-        made.event("decision", bad, job=bad, fact=bad, time=BEGIN)
-        made.event(bad, bad, time=BEGIN)
-    browser.open(report(tmp_path / "run"))
-    assert browser.errors == []
-    assert browser.eval("window.bad") is None
-    assert browser.eval("document.images.length") == 0
-    assert browser.eval("document.body.innerText.includes('onerror')")
-    assert browser.eval("[...document.querySelectorAll('svg.plotted')].length") == 2
-
-
 def test_a_run_of_which_nothing_is_known_yet(tmp_path):
     create(tmp_path / "run", "gpt").close()
     page = report(tmp_path / "run").read_text()
@@ -262,12 +152,6 @@ def test_no_plan_and_no_jobs(tmp_path):
     page = report(tmp_path / "run").read_text()
     assert "The plan does not say." in page
     assert "Nothing was planned, and nothing has happened." in page
-
-
-def made_folder(*parts):
-    folder = Path(*parts)
-    folder.mkdir(parents=True, exist_ok=True)
-    return folder
 
 
 def test_files_that_are_damaged_are_told_and_the_rest_is_shown(full):
@@ -284,30 +168,6 @@ def test_files_that_are_damaged_are_told_and_the_rest_is_shown(full):
     assert page.count("Not all could be read") == 4
     assert "gpt: 4 at 0" in page
     assert "measured: " in page
-
-
-def test_what_workers_recorded_is_drawn_below_the_plan_and_kept(full):
-    device = planned("gpt", "small").placement("gpt").devices[0]
-    task = Task(name="gpt", kind="train", strategy="data", jobs=(job("gpt").to_json(),), devices=(device,))
-    folder = made_folder(full, "tasks", "gpt")
-    task.save(folder)
-    begin_ms = 1e3 * (BEGIN + 1.5)
-    spans = [
-        Span(device, "gpt", begin_ms, begin_ms + 100, {"step": 4, "attempt": 1}),
-        Span(f"{device}: compress", "pack layer3", begin_ms + 10, begin_ms + 40),
-    ]
-    Timeline.of(spans).save(folder / "timeline-1-0.json")
-    page = report(full).read_text()
-    assert page.index(">planned: ") < page.index(">measured: ")
-    assert "were planned" not in page  # one job has not begun
-    assert not re.search(r"% (shorter|longer) than", page)
-    assert "pack layer3: 30 ms, from 1.51 s" in page
-    kept = Timeline.load(full / "timeline.json")
-    (packed,) = (span for span in kept.spans if span.name == "pack layer3")
-    assert packed.start_ms == pytest.approx(1510, abs=0.1)  # since the run began
-    assert (
-        f"of {len(devices(planned_timeline(Record.read(full).plan)))} tracks" in page
-    )  # details do not count
 
 
 @pytest.mark.parametrize(
@@ -412,29 +272,6 @@ def test_many_steps_make_no_large_page(tmp_path):
     assert path.stat().st_size < 500_000
 
 
-def test_many_jobs_have_several_plots(tmp_path):
-    names = [f"trial-{place}" for place in range(20)]
-    with Record.create(tmp_path / "run", config={}, plan={}, jobs=[job(name) for name in names]) as made:
-        for name in names:
-            for step in range(2):
-                made.step({"job": name, "step": step, "attempt": 0, "time": BEGIN + step, "loss": 1.0})
-    page = report(tmp_path / "run").read_text()
-    assert len(re.findall(r'class="head"[^>]*>Loss<', page)) == 3
-    assert "steps that were timed" not in page
-    assert "No step was timed by itself: trial-0, trial-1, trial-2, trial-3 and 16 more." in page
-
-
-def test_losses_that_no_axis_holds(tmp_path):
-    with Record.create(tmp_path / "run", config={}, plan={}, jobs=[job(name) for name in "abc"]) as made:
-        for step, loss in enumerate([1e300, -1e300, 1e20]):
-            made.step(row("a", step, loss=loss))
-        made.step(row("b", 0, loss=1.0))
-        made.step(row("b", 1, loss=1.0 + 2**-52))
-        made.step(row("c", 0, loss=math.nan))
-    page = report(tmp_path / "run").read_text()
-    assert page.count('class="plotted"') == 2  # of losses, and of throughput
-
-
 def test_jobs_of_a_task_share_its_fate(tmp_path):
     with Record.create(tmp_path / "run", config={}, plan={}, jobs=[job("a"), job("b")]) as made:
         task = Task(
@@ -452,29 +289,6 @@ def test_jobs_of_a_task_share_its_fate(tmp_path):
     assert [(one[0], *one[-2:]) for one in found] == [("a", "1", "not ended"), ("b", "1", "not ended")]
 
 
-def test_a_resumed_run_has_a_part_for_each_time(tmp_path):
-    with create(tmp_path / "run", "gpt") as made:
-        made.step(row("gpt", 0))
-    with Record.open(tmp_path / "run") as again:
-        again.event("resumed", "1 of 1 tasks are left", time=BEGIN + 1e6)
-        again.step(row("gpt", 1, at_s=BEGIN + 1e6 + 1))
-    page = report(tmp_path / "run").read_text()
-    assert "measured, part 1: " in page
-    assert "measured, part 2: " in page
-    assert not re.search(r"% (shorter|longer) than", page)
-    assert "were planned" not in page  # no part is the whole
-    assert "no starting of workers" in page
-
-
-def test_the_plan_is_compared_once_all_of_it_is_done(tmp_path):
-    with create(tmp_path / "run", "gpt") as made:
-        for step in range(10):
-            made.step(row("gpt", step))
-        assert "were planned" not in report(tmp_path / "run").read_text()
-        made.event("finished", "finished", job="gpt")
-    assert "From the first step of the job to the last, " in report(tmp_path / "run").read_text()
-
-
 def test_being_asked_to_stop_is_no_failure(tmp_path):
     with create(tmp_path / "run", "gpt") as made:
         made.event("stopping", "asked to stop: jobs end at a checkpoint")
@@ -485,27 +299,6 @@ def test_being_asked_to_stop_is_no_failure(tmp_path):
     assert page.count("asked to stop: ") == 2  # the table, and the mark in the timeline
     assert page.rindex("asked to stop: ") > asked
     assert "What else happened" not in page
-
-
-def test_a_job_has_one_colour_in_all_pictures(tmp_path):
-    names = [f"trial-{place}" for place in range(10)]
-    with Record.create(tmp_path / "run", config={}, plan={}, jobs=[job(name) for name in names]) as made:
-        for name in ("trial-9", "trial-3", "trial-0"):
-            for step in range(2):
-                evaluation = {"evaluation": {"loss": 2.0}} if name == "trial-3" else {}
-                timed = {} if name == "trial-0" else {"samples_per_s": 3.0, "seconds": 0.1}
-                told = {"job": name, "step": step, "attempt": 0, "time": BEGIN + step, "loss": 1.0}
-                made.step({**told, **timed, **evaluation})
-    page = report(tmp_path / "run").read_text()
-    plots = re.findall(r'<svg[^>]*class="plotted".*?</svg>', page, re.S)
-    strokes = [re.findall(r'class="series" stroke="([^"]*)"', plot) for plot in plots]
-    colours = [set(each) for each in strokes]
-    losses, later, rates, last = colours
-    assert losses == {"#0072b2", "#cc79a7"}  # trial-0, and trial-3 with its evaluation
-    assert rates == {"#cc79a7"}
-    assert later == last == {"#d55e00"}
-    drawn = {name: place for place, name in re.findall(r'class="span (f\d+)"[^>]*data-name="([^"]*)"', page)}
-    assert drawn == {"trial-0": "f0", "trial-3": "f3", "trial-9": "f9"}
 
 
 def test_a_directory_that_holds_no_run(tmp_path):
