@@ -1,6 +1,8 @@
 """What workers hand on to the trainers of the strategies."""
 
 import pickle
+import subprocess
+import sys
 import threading
 
 import pytest
@@ -44,6 +46,27 @@ def test_jobs_that_take_turns_commit_as_often_as_was_asked(tmp_path, monkeypatch
     )  # fmt: skip
     assert not carry_out(task, tmp_path, Teller(), Recording())
     assert given == [save_every]
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_what_saving_needs_is_imported_before_the_first_step_where_it_is_saved(rank):
+    """In a process of its own: here, others have imported it."""
+    code = (
+        "import sys\n"
+        "from types import SimpleNamespace\n"
+        "from plait.engine import training\n"
+        "found = []\n"
+        "def train(*given):\n"
+        "    found.append('torch.distributed.checkpoint' in sys.modules)\n"
+        "    return SimpleNamespace(finished=False)\n"
+        "training._train = train\n"
+        "task = SimpleNamespace(kind='train', names=('a',), read_jobs=lambda: [None])\n"
+        f"teller = SimpleNamespace(rank={rank}, doing=print)\n"
+        "training.carry_out(task, None, teller, None)\n"
+        "print(found)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == f"[{rank == 0}]\n"
 
 
 @pytest.mark.parametrize(("silence_s", "waits_s"), [(10.0, 30.0), (60.0, 60.0)])

@@ -39,6 +39,10 @@ def carry_out(task: Task, folder: Path, teller: Teller, recording: Recording) ->
     if task.kind != "train":
         return _take_turns(task, folder, teller, recording)
     (job,) = task.read_jobs()
+    if (
+        teller.rank == 0
+    ):  # who saves; importing takes a second, which its first checkpoint would take from a step
+        import plait.checkpoint_data  # noqa: F401
     with heard_by(partial(teller.doing, task.names)):
         result = _train(task, job, teller, recording)
     if result.finished and teller.rank == 0:
