@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from plait.data import Batches, indices, permute, rows_of, share, steps_per_epoch
+from plait.determinism import derive
 from plait.errors import UsageError
 
 sizes = st.integers(1, 3000)
@@ -60,6 +61,19 @@ def test_an_epoch_has_full_batches_of_different_rows(size, batch, seed, epoch):
     ]
     assert len(seen) == len(set(seen)) == steps * batch
     assert set(seen) <= set(range(size))
+
+
+@pytest.mark.parametrize(("size", "batch"), [(10_000, 7), (10_000, 4096), (10_000, 5000), (4096, 1), (5, 5)])
+def test_steps_follow_the_permutation_also_where_a_stretch_ends(size, batch):
+    steps = steps_per_epoch(batch=batch, size=size)
+    found = [row for step in range(steps) for row in indices(seed=3, step=step, batch=batch, size=size)]
+    every = permute(np.arange(size, dtype=np.uint64), size, derive(3, "epoch", 0))
+    assert found == every[: steps * batch].tolist()
+
+
+def test_the_rows_of_a_step_can_be_changed_by_who_asked_for_them():
+    indices(seed=3, step=0, batch=4, size=64).clear()
+    assert len(indices(seed=3, step=0, batch=4, size=64)) == 4
 
 
 def test_epochs_seeds_and_what_is_left_over_differ():

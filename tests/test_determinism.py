@@ -34,6 +34,13 @@ def test_a_micro_batch_draws_by_its_key_whatever_was_drawn_before():
     assert not any(torch.equal(first, other) for other in others)
 
 
+def test_a_micro_batch_draws_as_after_the_seed_that_torch_is_given():
+    seed_micro_batch(5, 6, 7, rank=1)
+    drawn = torch.rand(4)
+    torch.manual_seed(derive(5, "micro-batch", 6, 7, 1))
+    assert torch.equal(drawn, torch.rand(4))
+
+
 def test_settings_hold_inside_and_are_back_outside_also_after_an_error():
     def settings():
         return (

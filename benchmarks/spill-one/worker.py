@@ -104,7 +104,14 @@ def spilled(config: dict[str, Any]) -> dict[str, Any]:
     for span in timeline.spans:
         if span.track == "device 0" and " create " not in span.name:
             ends[int(span.info["step"] or 0)] = span.end_ms
-    moved = sum(int(s.info["bytes"] or 0) for s in timeline.spans if s.track.startswith("disk"))
+    moved = {
+        way: sum(
+            int(s.info["bytes"] or 0)
+            for s in timeline.spans
+            if s.track == f"disk {way}" and s.start_ms >= ends[0]
+        )
+        for way in ("read", "write")
+    }
     first = min(span.start_ms for span in timeline.spans if span.info.get("step") == 1)
     window = max(ends.values()) - first
     busy = sum(s.end_ms - s.start_ms for s in timeline.spans if s.track == "device 0" and s.start_ms >= first)
@@ -112,7 +119,8 @@ def spilled(config: dict[str, Any]) -> dict[str, Any]:
         "seconds": [1e-3 * (ends[step] - ends[step - 1]) for step in range(1, len(ends))],
         "losses": list(outcome.losses),
         "idle": 1 - busy / window,
-        "moved_bytes": moved,
+        "read_bytes": moved["read"] / (len(ends) - 1),
+        "written_bytes": moved["write"] / (len(ends) - 1),
         "text": str(outcomes),
     }
 

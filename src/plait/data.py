@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,8 @@ from plait.determinism import derive
 from plait.errors import UsageError
 
 _ROUNDS = 8
+_STRETCH_ROWS = 4096
+"""The rows of so many positions are looked up at once: one by one, numpy would take a millisecond a step."""
 
 
 def permute(positions: NDArray[np.uint64], size: int, key: int) -> NDArray[np.uint64]:
@@ -55,8 +58,17 @@ def _mix(numbers: NDArray[np.uint64], key: int) -> NDArray[np.uint64]:
 def indices(*, seed: int, step: int, batch: int, size: int) -> list[int]:
     """The rows of a data set of ``size`` that make up the global batch of a step, in order."""
     epoch, place = divmod(step, steps_per_epoch(batch=batch, size=size))
-    positions = np.arange(place * batch, (place + 1) * batch, dtype=np.uint64)
-    return [int(row) for row in permute(positions, size, derive(seed, "epoch", epoch))]
+    steps = max(1, _STRETCH_ROWS // batch)
+    stretch, within = divmod(place, steps)
+    rows = _stretch(derive(seed, "epoch", epoch), size, stretch * steps * batch, steps * batch)
+    return rows[within * batch : (within + 1) * batch]
+
+
+@lru_cache(maxsize=4)
+def _stretch(key: int, size: int, start: int, count: int) -> list[int]:
+    """What the permutation has at neighbouring positions, as far as it has any."""
+    positions = np.arange(start, min(start + count, size), dtype=np.uint64)
+    return [int(row) for row in permute(positions, size, key)]
 
 
 def steps_per_epoch(*, batch: int, size: int) -> int:

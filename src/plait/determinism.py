@@ -32,7 +32,11 @@ def seed_micro_batch(seed: int, step: int, micro_batch: int, *, rank: int = 0) -
     """
     import torch
 
-    torch.manual_seed(derive(seed, "micro-batch", step, micro_batch, rank))
+    number = derive(seed, "micro-batch", step, micro_batch, rank)
+    if torch.accelerator.is_available():  # not run where plait is developed
+        torch.manual_seed(number)
+    else:  # that would write down the call stack for a GPU that might still come, at a millisecond a step
+        torch.default_generator.manual_seed(number)
 
 
 def generator_state(device: torch.device) -> torch.Tensor:

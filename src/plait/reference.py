@@ -233,8 +233,14 @@ def _gradients(run: _Run, step: int) -> tuple[float, float]:
         final = number == len(micro_batches) - 1
         with nullcontext() if ddp is None or final else ddp.no_sync():
             with objective.autocast(world.device.type):
-                output = objective.call(run.forward, args, kwargs)
-                part, value = objective.share(output, batch, weight=weight, total=total, world=world.size)
+                # The output is not given a name: what it holds beside the loss would stay through backward.
+                part, value = objective.share(
+                    objective.call(run.forward, args, kwargs),
+                    batch,
+                    weight=weight,
+                    total=total,
+                    world=world.size,
+                )
             part.backward()  # type: ignore[no-untyped-call]
         loss += value
     if world.size > 1:

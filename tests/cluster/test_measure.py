@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from plait.cluster import Cluster, Device, Host, Link
+from plait.cluster import Cluster, Device, Host, Link, disk
 from plait.cluster.compute import measure_compute
-from plait.cluster.disk import measure_disk, probe_disk
+from plait.cluster.disk import REQUEST_BYTES, measure_disk, move_at_once, probe_disk
 from plait.cluster.machine import file_system, usable_cores
 from plait.cluster.measure import join, measure_memory
 from plait.cluster.network import Meeting, Wire
@@ -53,6 +53,24 @@ def test_memory_with_every_implementation(monkeypatch: pytest.MonkeyPatch) -> No
         read, copy = measure_memory(usable_cores(), seconds=0.02)
         assert read > 0
         assert copy > 0
+
+
+def test_both_directions_at_once_move_what_they_are_asked_to(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    moved: dict[str, list[int]] = {"_read": [], "_write": []}
+    for way, seen in moved.items():
+        real = getattr(disk, way)
+
+        def noted(fd: int, buffer: Any, offset: int, real: Any = real, seen: list[int] = seen) -> None:
+            seen.append(offset // REQUEST_BYTES)
+            real(fd, buffer, offset)
+
+        monkeypatch.setattr(disk, way, noted)
+    size = 3 * REQUEST_BYTES
+    assert move_at_once(tmp_path, read_bytes=size + 1, written_bytes=REQUEST_BYTES, size_bytes=size) > 0
+    assert moved == {"_read": [0, 1, 2, 0], "_write": [0, 1, 2, 0]}  # written once whole, and then again
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("at_once", [1, 3])

@@ -49,6 +49,37 @@ def measure_disk(directory: Path, *, size_bytes: int, at_once: int = 1) -> DiskS
     return _measured(directory, requests, REQUEST_BYTES, at_once)
 
 
+def move_at_once(directory: Path, *, read_bytes: int, written_bytes: int, size_bytes: int = 1 << 30) -> float:
+    """Seconds in which one reader and one writer, both at once, move so many bytes of a file of that size.
+
+    A disk's two directions hinder each other, more or less: what it does of both together does not follow
+    from what it does of each.
+    """
+    requests = size_bytes // REQUEST_BYTES
+    fd, _ = _open(directory)
+    with ExitStack() as stack:
+        stack.callback(os.close, fd)
+        private = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+        buffers = [stack.enter_context(mmap.mmap(-1, REQUEST_BYTES, flags=private)) for _ in range(2)]
+        for number in range(requests):  # all of it, so that what is read is there
+            _write(fd, buffers[0], number * REQUEST_BYTES)
+        os.fsync(fd)
+        pool = stack.enter_context(ThreadPoolExecutor(2))
+
+        def all_of(move: Callable[[int, mmap.mmap, int], None], buffer: mmap.mmap, count_bytes: int) -> None:
+            for number in range(-(-count_bytes // REQUEST_BYTES)):
+                move(fd, buffer, number % requests * REQUEST_BYTES)
+
+        start = time.perf_counter()
+        moving = [
+            pool.submit(all_of, _read, buffers[0], read_bytes),
+            pool.submit(all_of, _write, buffers[1], written_bytes),
+        ]
+        for each in moving:
+            each.result()
+        return time.perf_counter() - start
+
+
 def probe_disk(directory: Path, *, most_bytes: int) -> DiskSpeed | None:
     """The same with a smaller file where the disk has less room; None where it has next to none."""
     size = min(most_bytes, disk_free_bytes(directory) // 2)

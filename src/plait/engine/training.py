@@ -19,6 +19,7 @@ from plait.engine.result import JobResult
 from plait.engine.task import SELECTION, Task
 from plait.engine.telling import Teller, resident_bytes
 from plait.engine.trials import save_trials
+from plait.heap import keep_freed
 from plait.job import Job
 
 if TYPE_CHECKING:
@@ -39,9 +40,10 @@ def carry_out(task: Task, folder: Path, teller: Teller, recording: Recording) ->
     if task.kind != "train":
         return _take_turns(task, folder, teller, recording)
     (job,) = task.read_jobs()
+    keep_freed()
     if (
         teller.rank == 0
-    ):  # who saves; importing takes a second, which its first checkpoint would take from a step
+    ):  # who saves: importing takes a second, which the first checkpoint would take from a step
         import plait.checkpoint_data  # noqa: F401
     with heard_by(partial(teller.doing, task.names)):
         result = _train(task, job, teller, recording)

@@ -17,12 +17,11 @@ from typing import Any
 import torch
 
 from plait.compat import storage_key
+from plait.heap import return_freed
 from plait.pipeline.candidate import Candidate
 from plait.pipeline.memory import StageMemory, stage_bytes
 
 _STATUS, _CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
-_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
-"""Of mallopt(3)."""
 _CALIBRATED_STEP = 2
 """By then the optimizer has made its state, and libraries theirs."""
 _SETTLED_STEPS = 3
@@ -44,10 +43,7 @@ class Gauge:
         what it keeps. This holds for the whole process, which pays with a page fault for each new page.
         """
         if self._device is None:
-            with suppress(OSError, AttributeError):
-                library = ctypes.CDLL(None)
-                library.mallopt(_MMAP_THRESHOLD, 1 << 20)
-                library.mallopt(_TRIM_THRESHOLD, 1 << 20)
+            return_freed()
 
     def begin(self, *, trim: bool = False) -> int:
         """Bytes in use now; with ``trim``, memory that the C library merely keeps is given back first."""
