@@ -47,6 +47,7 @@ def measure(folder: str, core: int) -> None:
 
 def ask(directory: Path, *, steps: int) -> tuple[float, float, dict[str, Any]]:
     """Milliseconds from the first unit to the last, measured and simulated; and what they rest on."""
+    from plait.bench.machine import Moment
     from plait.cluster import Cluster
     from plait.profile import Profile
     from plait.sim import play_spill
@@ -73,7 +74,9 @@ def ask(directory: Path, *, steps: int) -> tuple[float, float, dict[str, Any]]:
     if any(codes):
         raise RuntimeError("a job could not be measured")
     profile = Profile.load(folders[0] / "profile.json")
+    before = Moment.now()
     outcomes = fit(given, memory=MEMORY, devices=DEVICES, directory=directory / "run", show=lines.append)
+    left = Moment.now().left(before)
     said = re.search(r"processes by themselves ([\d.]+ ?[KMG]i?B)", "\n".join(lines))
     assert said is not None, f"nothing is said of what processes take: {lines}"
     each_bytes = (parse_bytes(MEMORY) - parse_bytes(said[1].replace(" ", ""))) // DEVICES
@@ -96,6 +99,7 @@ def ask(directory: Path, *, steps: int) -> tuple[float, float, dict[str, Any]]:
             read_bytes_per_s=disk.read_bytes_per_s,
             write_bytes_per_s=disk.write_bytes_per_s,
         ),
+        speeds=dict.fromkeys(range(DEVICES), left),
     )
     told = {
         "jobs": JOBS,
@@ -103,6 +107,7 @@ def ask(directory: Path, *, steps: int) -> tuple[float, float, dict[str, Any]]:
         "measured_read_bytes": outcomes.measured.read_bytes,
         "simulated_read_bytes": played.disk_bytes[0],
         "shards": len(plan.shards),
+        "left": left,
     }
     return 1e3 * outcomes.measured.seconds, played.makespan_ms, told
 

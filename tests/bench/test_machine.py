@@ -63,3 +63,10 @@ def test_own_work_is_not_held_against_the_machine() -> None:
     after = Moment.now()
     assert after.own > before.own
     assert 0 <= after.since(before).others <= 1
+
+
+def test_what_the_hypervisor_left_is_a_share_of_what_was_wanted() -> None:
+    before = Moment(busy=10, idle=20, steal=1, own=5)
+    assert Moment(busy=10 + 30, idle=99, steal=1 + 10, own=5).left(before) == 0.75
+    assert Moment(busy=10 + 30, idle=99, steal=1, own=5).left(before) == 1
+    assert before.left(before) == 1

@@ -84,7 +84,9 @@ def test_a_worker_that_is_not_heard_is_told_with_the_setting_and_a_value_that_wo
     assert failure.text.endswith("(setting: --silence, limits.silence_s; works: 60)")
 
 
-@pytest.mark.parametrize("wrong", [{"silence_s": 0.5}, {"restarts": -1}, {"stall_s": float("nan")}])
+@pytest.mark.parametrize(
+    "wrong", [{"silence_s": 0.5}, {"silence_s": 1e7}, {"restarts": -1}, {"stall_s": float("nan")}]
+)
 def test_limits_that_make_no_sense_are_refused(wrong):
     with pytest.raises(UsageError, match=next(iter(wrong))):
         Limits(**wrong)

@@ -1,6 +1,7 @@
 """Where a run goes that was given no place."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -53,6 +54,21 @@ def test_an_earlier_run_of_the_same_jobs_that_has_not_finished_is_found(tmp_path
     assert unfinished(new, workload()) == (earlier if goes_on else None)
     assert unfinished(new, Workload.of([job(BASE, name="other")])) is None
     assert unfinished(tmp_path / "nowhere" / "gpt", workload()) is None
+
+
+def test_a_folder_of_somebody_else_beside_a_new_run_is_passed_over(tmp_path, monkeypatch):
+    with Record.create(tmp_path / "gpt", config={}, plan={}, jobs=workload().jobs) as record:
+        record.event("started", "", job="gpt")
+    (tmp_path / "private").mkdir()
+    real = Path.is_file
+
+    def is_file(path):  # root may look into any folder
+        if path.parent.name == "private":
+            raise PermissionError(13, "Permission denied", str(path))
+        return real(path)
+
+    monkeypatch.setattr(Path, "is_file", is_file)
+    assert unfinished(tmp_path / "gpt-2", workload()) == tmp_path / "gpt"
 
 
 def test_a_plan_says_from_when_on_a_background_job_gets_what_is_left():

@@ -102,6 +102,11 @@ class Moment:
             own=sum(u.ru_utime + u.ru_stime for u in usage),
         )
 
+    def left(self, before: Moment) -> float:
+        """The share of the processor time wanted since an earlier moment that the hypervisor left."""
+        busy, steal = self.busy - before.busy, max(self.steal - before.steal, 0.0)
+        return busy / (busy + steal) if busy > 0 else 1.0
+
     def since(self, before: Moment) -> Activity:
         """What happened between an earlier moment and this one."""
         busy, idle, steal = self.busy - before.busy, self.idle - before.idle, self.steal - before.steal

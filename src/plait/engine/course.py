@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import signal
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -20,6 +19,8 @@ from plait.units import parse_whole
 
 _TAIL_BYTES = 1 << 14
 """Of a log, in which the last line is looked for."""
+_MOST_S = 1e6
+"""Twelve days; a socket takes no more than twice that."""
 _LONGER = 6
 """Times a silence that was too short, to be tried next: what holds up a worker is rarely just over it."""
 
@@ -44,8 +45,9 @@ class Limits:
         for name in ("silence_s", "stall_s", "backoff_s", "missing_s"):
             value = getattr(self, name)
             least = 3 * BEAT_S if name == "silence_s" else 0.0
-            if not isinstance(value, (int, float)) or not least <= value < math.inf:
-                raise UsageError(f"{name} is {value!r}", setting=name, works=f"{least:g} or more")
+            if not isinstance(value, (int, float)) or not least <= value <= _MOST_S:
+                works = f"from {least:g} to {_MOST_S:g}"
+                raise UsageError(f"{name} is {value!r}", setting=name, works=works)
 
 
 @dataclass(kw_only=True)

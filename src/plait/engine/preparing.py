@@ -222,7 +222,7 @@ def unfinished(place: Path, workload: Workload) -> Path | None:
     names = {*(job.name for job in workload.jobs), *(each.job.name for each in workload.sweeps.values())}
     earlier: list[Record] = []
     for folder in place.parent.glob("*") if place.parent.is_dir() else ():
-        with suppress(FileError):  # no run, or one that is damaged
+        with suppress(FileError, OSError):  # no run, one that is damaged, or somebody else's
             record = Record.read(folder)
             if folder != place and set(record.asked) == names:
                 earlier.append(record)

@@ -69,8 +69,15 @@ class JobResult:
             content = dict(json.loads(file.read_text()))
             if content.pop("format", None) != FORMAT:
                 raise ValueError("another format")
-            content["losses"] = tuple(math.nan if loss is None else loss for loss in content["losses"])
-            content["evaluations"] = tuple(Evaluated(**each) for each in content["evaluations"])
+            content["losses"] = tuple(map(number, content["losses"]))
+            content["evaluations"] = tuple(
+                Evaluated(
+                    step=each["step"],
+                    loss=number(each["loss"]),
+                    metrics={name: number(value) for name, value in each["metrics"].items()},
+                )
+                for each in content["evaluations"]
+            )
             content["skipped"] = tuple(content["skipped"])
             content["facts"] = dict(content.get("facts", {}))  # those of earlier versions have none
             content["weights"] = None if content["weights"] is None else folder / content["weights"]
@@ -88,6 +95,11 @@ class JobResult:
         again = f", {self.restarts} restarts" if self.restarts else ""
         text = f"{self.name}: {self.end} after {self.steps} steps{loss}{again}"
         return text if self.error is None else f"{text}: {self.error.splitlines()[0]}"
+
+
+def number(value: float | None) -> float:
+    """What a file has null for is not a number."""
+    return math.nan if value is None else value
 
 
 def _finite(value: Any) -> Any:

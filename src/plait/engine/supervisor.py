@@ -23,7 +23,7 @@ from plait.engine.course import Attempt, Course, Limits
 from plait.engine.launcher import Launcher, Worker
 from plait.engine.live import View
 from plait.engine.record import Record, write_whole
-from plait.engine.result import JobResult
+from plait.engine.result import JobResult, number
 from plait.engine.retries import Failure, Retries
 from plait.engine.sinks import Sinks
 from plait.engine.task import Task
@@ -362,9 +362,10 @@ class Supervisor:
         for course in self._courses.values():
             seconds = course.ended_s - (course.started_s or course.ended_s)
             for name in sorted({*course.settled, *course.expected}):
-                made = course.result(name, self._record.folder(name))
+                settled = made = course.result(name, self._record.folder(name))
                 if made is None:
-                    losses = tuple(row["loss"] for row in self._record.rows().get(name, ()) if "loss" in row)
+                    rows = self._record.rows().get(name, ())
+                    losses = tuple(number(row["loss"]) for row in rows if "loss" in row)
                     end: Any = "failed" if course.end == "failed" else "stopped"
                     made = JobResult(
                         name=name, end=end, strategy=course.task.strategy, losses=losses, error=course.error
@@ -372,8 +373,8 @@ class Supervisor:
                 found[name] = replace(made, seconds=seconds, restarts=course.retries.count)
                 try:
                     found[name].save(self._record.folder(name))
-                    if course.retries.count:
-                        self._record.complete(name, made.losses, made.evaluations)
+                    if settled is not None:  # else some steps may be missing among the losses, too
+                        self._record.complete(name, settled.losses, settled.evaluations)
                 except (OSError, FileError) as error:  # what came of it is told all the same
                     self._view.event(f"{name}: its result is not written down: {error}")
         return found

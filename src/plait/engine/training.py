@@ -132,6 +132,8 @@ def _train_plainly(
     def facts() -> dict[str, Any]:
         nonlocal sent_bytes
         total = attached[0].report().total  # of the whole attempt so far
+        if not total.operations:  # declined: what DDP sends by itself is not counted
+            return {}
         step_bytes, sent_bytes = total.sent_bytes - sent_bytes, total.sent_bytes
         return {"bits": 32 / total.ratio, "sent_bytes": sent_bytes, "wire_bytes": step_bytes}
 
