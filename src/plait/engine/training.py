@@ -19,7 +19,6 @@ from plait.engine.result import JobResult
 from plait.engine.task import SELECTION, Task
 from plait.engine.telling import Teller, resident_bytes
 from plait.engine.trials import save_trials
-from plait.heap import keep_freed
 from plait.job import Job
 
 if TYPE_CHECKING:
@@ -40,7 +39,6 @@ def carry_out(task: Task, folder: Path, teller: Teller, recording: Recording) ->
     if task.kind != "train":
         return _take_turns(task, folder, teller, recording)
     (job,) = task.read_jobs()
-    keep_freed()
     if (
         teller.rank == 0
     ):  # who saves: importing takes a second, which the first checkpoint would take from a step

@@ -31,6 +31,7 @@ from plait.engine.recording import Recording
 from plait.engine.task import Task
 from plait.engine.telling import Teller
 from plait.errors import FileError, NonfiniteError, PlaitError, TraceError, UsageError
+from plait.heap import keep_freed
 from plait.worker import Place
 
 EXIT_FAILED, EXIT_REFUSED, EXIT_STOPPED, EXIT_LOST = 1, 2, 75, 76
@@ -117,6 +118,8 @@ def main(arguments: list[str] | None = None) -> int:
             from plait.engine.minding import mind
 
             return mind(task, folder, situation, teller)
+        if task.kind == "train":  # steps are alike; who spills has its own way with memory
+            keep_freed()
         teller.doing(task.names, "importing")
         recording = Recording(task, folder, attempt=situation.attempt, rank=place.rank)
         from plait.engine.training import carry_out
