@@ -33,6 +33,7 @@ def test_how_long_others_may_be_silent_reaches_whoever_trains(tmp_path, monkeypa
         "plait.engine.training.carry_out",
         lambda task, folder, teller, recording: heard.append(teller) or True,
     )
+    monkeypatch.setattr("plait.engine.worker.keep_freed", lambda: None)  # it would hold for all that follows
     monkeypatch.setenv(SILENCE, "45")
     assert main([str(folder)]) == 0
     assert [teller.silence_s for teller in heard] == [45.0]

@@ -46,7 +46,8 @@ class Limits:
             value = getattr(self, name)
             least = 3 * BEAT_S if name == "silence_s" else 0.0
             if not isinstance(value, (int, float)) or not least <= value <= _MOST_S:
-                works = f"from {least:g} to {_MOST_S:g}"
+                too_long = isinstance(value, (int, float)) and value > _MOST_S
+                works = f"{_MOST_S:.0f} or less" if too_long else f"{least:g} or more"
                 raise UsageError(f"{name} is {value!r}", setting=name, works=works)
 
 
