@@ -357,6 +357,11 @@ def test_jobs_are_read_from_a_file(tmp_path):
         ("empty.py", "x = 1", "defines neither a list of jobs nor a job"),
         ("wrong.py", "jobs = [1]", "defines neither"),
         ("bare.py", "jobs = 5", "defines neither"),
+        (
+            "sweep.py",
+            "class Sweep:\n  class job:\n    name = 'gpt'\njobs = [Sweep()]",
+            "a Sweep of 'gpt'.*dry-run",
+        ),
         ("broken.json", "{", "not JSON"),
     ],
 )

@@ -195,7 +195,7 @@ def run(bench: Bench) -> None:
     for row in rows:
         off += train(bench, row)
     with tempfile.TemporaryDirectory(prefix="plait-bench-") as directory:
-        measured_ms, simulated_ms, told = spilling.ask(Path(directory), steps=bench.pick(quick=2, full=4))
+        measured_ms, simulated_ms, told = spilling.ask(Path(directory), steps=bench.pick(quick=4, full=12))
     bench.configure(spill=told)
     off.append(report(bench, "spill, six transformers, 2 devices", measured_ms, simulated_ms))
     errors = [abs(one) for one in off]

@@ -356,6 +356,13 @@ def read_jobs(path: str | Path) -> list[Job]:
             raise FileError(f"{file} cannot be read: {error}", setting="path", works="job.json") from None
     module = load_file(file)
     found = getattr(module, "jobs", [getattr(module, "job", None)])
+    if isinstance(found, (list, tuple)) and (swept := [item for item in found if hasattr(item, "job")]):
+        raise FileError(
+            f"{file} has a {type(swept[0]).__name__} of {swept[0].job.name!r} among its jobs, "
+            "and only a run can say what its trials will be",
+            setting="path",
+            works=f"plait run {file} --dry-run, which shows where and in how much memory it would search",
+        )
     if not isinstance(found, (list, tuple)) or not found or not all(isinstance(job, Job) for job in found):
         raise FileError(
             f"{file} defines neither a list of jobs nor a job",

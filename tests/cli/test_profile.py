@@ -41,7 +41,7 @@ def test_a_jobs_file_is_measured_saved_and_shown(jobs, tmp_path):
     out = tmp_path / "p.json"
     result = run(jobs, "--batch", "2,4", "--repetitions", 1, "--out", out)
     assert result.exit_code == 0
-    assert "Sequential on cpu, 1 thread(s)" in result.stdout
+    assert "Sequential on cpu, 1 thread" in result.stdout
     profile = Profile.load(out)
     assert profile.batch_sizes == (2, 4)
     assert [block.optimizer_bytes for block in profile.blocks] == [0, 0]  # plain SGD keeps nothing

@@ -1,5 +1,7 @@
 """Plans as tasks: every job in one of them, and none on a device before whom the plan puts there first."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -149,6 +151,24 @@ def test_a_sweep_comes_after_the_foreground_or_behind_it(priority):
     assert search.after == (("front",) if priority == "foreground" else ())
     assert search.memory_bytes == 4 * 300 * 2**20
     assert front.after == ()
+
+
+@pytest.mark.parametrize(("own", "given"), [("300MiB", 400), ("400MiB", 300), (None, 300), ("300MiB", None)])
+def test_a_jobs_own_memory_can_only_lower_what_is_given(own, given):
+    given_bytes = None if given is None else given * 2**20
+    swept = job(BASE, name="swept", memory=own)
+    sweep = Selection(swept, {"optimizer.lr": Choice([0.1])}, no_halving(trials=1, most_steps=7))
+    search = tasks(placed("front", NAMES), sweeps={"swept-sweep": sweep}, memory_bytes=given_bytes)[-1]
+    assert search.memory_bytes == 4 * 300 * 2**20
+    budget = {} if own is None else dict.fromkeys(NAMES, 300 * 2**20)  # what a plan knows of it
+    spilled = Placement(
+        job="j", how="foreground", devices=tuple(NAMES), start_ms=0.0, end_ms=1.0,
+        option=replace(option("spill"), budget_bytes=budget),
+    )  # fmt: skip
+    (one,) = tasks_of(
+        plan_of(spilled), {"j": job(BASE, name="j", memory=own)}, {}, Manner(memory_bytes=given_bytes)
+    )
+    assert one.memory_bytes == 4 * 300 * 2**20
 
 
 def test_a_sweep_whose_processes_alone_do_not_fit_is_refused_before_it_starts():

@@ -163,6 +163,20 @@ def test_the_table_has_the_columns_that_rows_have():
     assert heads[6:] == ["memory", "bits", "k", "width", "background"]
 
 
+def test_a_narrow_terminal_shows_whole_what_it_has_room_for():
+    console = Console(width=64, record=True, file=io.StringIO(), force_terminal=True)
+    view = View(console=console)
+    view.begin(ROWS)
+    found = {"memory_bytes": 2**30, "bits": 4, "k": 2, "width": 3, "wire_bytes": 2**20}
+    view.update("gpt", {"step": 4, "loss": 1.5, "samples_per_s": 12345.0, **found})
+    view.end()
+    text = rendered(view, width=64)
+    assert "…" not in text
+    for word in ("gpt", "data, 4 bits", "5/10", "1.5", "12,345"):
+        assert word in text
+    assert "sent a step" not in text
+
+
 def test_names_are_not_markup():
     view = View(False)
     view.begin([{"job": "[bold]x[/bold]", "strategy": "\x1b[2J"}])

@@ -73,6 +73,12 @@ def test_under_hydras_policy_jobs_alternate_and_bits_stay(tmp_path):
     for outcome, of in zip(outcomes, jobs, strict=True):
         assert_equal_to_plain(outcome, of)
     assert outcomes.measured.memory_bytes <= parse_bytes("900MiB")
+    # What was planned can be played: it computes what was foretold, in the memory that jobs shared.
+    assert [load.name for load in outcomes.loads] == ["a", "b", "c"]
+    foretold = sum(load.work_ms for load in outcomes.loads) / 1e3
+    assert foretold == pytest.approx(outcomes.forecast.busy_seconds, rel=1e-6)
+    assert outcomes.below is not None
+    assert 0 < outcomes.below.memory_bytes < parse_bytes("900MiB")
     order = [span.info["job"] for span in timeline.spans if span.track == "device 0"]
     changes = sum(one != other for one, other in itertools.pairwise(order))
     assert changes > len(jobs)  # not one job after another

@@ -96,14 +96,14 @@ def _measured(job: Job, sizes: list[int], repetitions: int, threads: int | None)
 def print_profile(profile: Profile) -> None:
     """Print a profile as a table: a block a row, times at each batch size."""
     from plait.cli.console import print_table
-    from plait.units import format_bytes
+    from plait.units import counted, format_bytes
 
     sizes = profile.batch_sizes
     columns = [
         "block",
         "parameters",
-        "saved/sample",
-        "output/sample",
+        "saved a sample",
+        "output a sample",
         *(f"F+B ms at {size}" for size in sizes),
     ]
     rows = []
@@ -115,4 +115,4 @@ def print_profile(profile: Profile) -> None:
     memory = sum(block.parameter_bytes for block in profile.blocks)
     saved = sum(block.saved_bytes_per_sample for block in profile.blocks)
     rows.append(["all", format_bytes(memory), format_bytes(saved), "", *total])
-    print_table(f"{profile.model} on {profile.device}, {profile.threads} thread(s)", columns, rows)
+    print_table(f"{profile.model} on {profile.device}, {counted(profile.threads, 'thread')}", columns, rows)

@@ -55,7 +55,7 @@ def parse(text: str, *, setting: str = VARIABLE) -> Compression | None:
             raise UsageError(
                 f"{setting}={text!r}: there is no field {name!r}",
                 setting=setting,
-                works=near[0] if near else ", ".join(kinds),
+                works=_examples_of(near[0], kinds[near[0]]) if near else ", ".join(kinds),
             )
     values = {name: _read(value, kinds[name], name, setting) for name, value in given.items()}
     try:
@@ -104,8 +104,13 @@ def _read(text: str, kind: Any, name: str, setting: str) -> object:
                 continue
         if option is str:
             return text
-    works = " or ".join(f"{name}={example}" for option in _options(kind) for example in _examples(option))
+    works = _examples_of(name, kind)
     raise UsageError(f"{setting}: {name} cannot be {text!r}", setting=setting, works=works)
+
+
+def _examples_of(name: str, kind: Any) -> str:
+    """Values that a field takes, as they are written."""
+    return " or ".join(f"{name}={example}" for option in _options(kind) for example in _examples(option))
 
 
 def _examples(kind: Any) -> tuple[str, ...]:

@@ -82,7 +82,9 @@ def _placed(plan: WorkloadPlan, jobs: Mapping[str, Job], manner: Manner) -> list
             jobs=tuple(jobs[placement.job].to_json() for placement in placements),
             devices=devices,
             cores=_cores(plan.cluster, devices),
-            memory_bytes=_memory(placements[0].option, plan.cluster, devices, manner),
+            memory_bytes=_memory(
+                placements[0].option, [jobs[each.job] for each in placements], plan.cluster, devices, manner
+            ),
             save_every=manner.save_every,
             expected_step_ms=placements[0].option.step_ms,
         )
@@ -104,7 +106,7 @@ def _one(placement: Placement, job: Job, cluster: Cluster, manner: Manner) -> Ta
         plan=_plan(option),
         compress=option.bits,
         priority="background" if behind else "foreground",
-        memory_bytes=_memory(option, cluster, placement.devices, manner) if spills else None,
+        memory_bytes=_memory(option, [job], cluster, placement.devices, manner) if spills else None,
         max_slowdown=manner.max_slowdown,
         # Who spills commits about every 30 seconds by the clock, which needs no forecast.
         save_every=manner.save_every or (None if spills else _save_every(option)),
@@ -119,8 +121,8 @@ def _sweep(name: str, selection: Selection, plan: WorkloadPlan, made: Sequence[T
     hosts = dict.fromkeys(device.host for device in cluster.devices)
     host = max(hosts, key=lambda each: sum(idle_ms[device.name] for device in cluster.devices_of(each)))
     names = tuple(device.name for device in cluster.devices_of(host))
-    asked = selection.job.memory_bytes or manner.memory_bytes
-    each = asked if asked is not None else min(cluster.device(device).memory_bytes for device in names)
+    limits = [limit for limit in (selection.job.memory_bytes, manner.memory_bytes) if limit is not None]
+    each = min(limits or [cluster.device(device).memory_bytes for device in names])
     if cluster.device(names[0]).kind == "cpu":  # a GPU's memory is not what processes take
         check_likely(each * len(names), len(names), what=f"sweep {name!r}")
     foreground = [task for task in made if task.priority == "foreground"]
@@ -171,10 +173,13 @@ def _cores(cluster: Cluster, devices: Sequence[str]) -> tuple[tuple[int, ...], .
     return tuple(tuple(cluster.device(name).cores) for name in devices)
 
 
-def _memory(option: Option, cluster: Cluster, devices: Sequence[str], manner: Manner) -> int:
-    """What all processes of jobs that take turns may hold together."""
+def _memory(
+    option: Option, jobs: Sequence[Job], cluster: Cluster, devices: Sequence[str], manner: Manner
+) -> int:
+    """What all processes of jobs that take turns may hold together: a job's own limit can only lower it."""
     if manner.memory_bytes is not None:
-        return manner.memory_bytes * len(devices)
+        own = [job.memory_bytes for job in jobs if job.memory_bytes is not None]
+        return min(manner.memory_bytes, *own) * len(devices) if own else manner.memory_bytes * len(devices)
     return sum(option.budget_bytes.get(name, cluster.device(name).memory_bytes) for name in devices)
 
 

@@ -56,6 +56,10 @@ _JUDGED = "evaluation"
 """In a row: how the model did on other data when it was last evaluated."""
 _ALWAYS = ("loss", "samples_per_s")
 """Other columns are there once a row has such a value."""
+_WORDS = ("job", "strategy", "device", _DOING, _JUDGED)
+"""Columns that are cut where they are too long for the terminal; the others are figures."""
+_FIRST_TO_GO = ("wire_bytes", "width", "k", "memory_bytes", "device", "bits", "strategy", "background_share")
+"""Columns that a narrow terminal does without, this one first."""
 
 
 class View:
@@ -182,31 +186,50 @@ class View:
 
         with self._lock:
             rows = [dict(row) for row in self._jobs.values()]
-        shown = [name for name in _FIGURES if name in _ALWAYS or any(name in row for row in rows)]
-        table = Table()
-        for head in ("job", "strategy", "device"):
-            table.add_column(head, overflow="ellipsis", no_wrap=True)
-        starting = any(row.get(_DOING) for row in rows)
-        if starting:
-            table.add_column(_DOING, overflow="ellipsis", no_wrap=True)
-        for head in ("step", *(_FIGURES[name][0] for name in shown)):
-            table.add_column(head, justify="right", no_wrap=True)
-        judged = any(row.get(_JUDGED) for row in rows)
-        if judged:
-            table.add_column(_JUDGED, overflow="ellipsis", no_wrap=True)
         height = 25 if self._console is None else self._console.size.height
         room = max(3, height - _AROUND_ROWS)
         # Where not all fit, those that have come to their end make room.
         kept = sorted(rows, key=_is_done)[:room] if len(rows) > room else rows
-        for row in kept:
-            cells = [str(row["job"]), str(row.get("strategy", "")), _devices(row)]
-            cells += [str(row.get(_DOING, "")), _step(row)] if starting else [_step(row)]
-            cells += [_figure(row, name) for name in shown]
-            cells += [str(row.get(_JUDGED, ""))] if judged else []
-            table.add_row(*(Text(_printable(cell)) for cell in cells))
+        table = Table()
+        columns = _columns(kept)
+        if self._console is not None:
+            for name in _FIRST_TO_GO:
+                if _width(columns) > self._console.size.width:
+                    columns.pop(name, None)
+        for name, (head, _) in columns.items():
+            if name in _WORDS:
+                table.add_column(head, overflow="ellipsis", no_wrap=True)
+            else:
+                table.add_column(head, justify="right", no_wrap=True)
+        for cells in zip(*(cells for _, cells in columns.values()), strict=True):
+            table.add_row(*map(Text, cells))
         if len(rows) > len(kept):
             table.add_row(f"and {len(rows) - len(kept)} more")
         return table
+
+
+def _columns(rows: Sequence[Mapping[str, Any]]) -> dict[str, tuple[str, list[str]]]:
+    """By name, the head and the cells of what there is to say of some job."""
+    cells: dict[str, tuple[str, list[str]]] = {
+        "job": ("job", [str(row["job"]) for row in rows]),
+        "strategy": ("strategy", [str(row.get("strategy", "")) for row in rows]),
+        "device": ("device", [_devices(row) for row in rows]),
+        _DOING: (_DOING, [str(row.get(_DOING, "")) for row in rows]),
+        "step": ("step", [_step(row) for row in rows]),
+        **{name: (head, [_figure(row, name) for row in rows]) for name, (head, _) in _FIGURES.items()},
+        _JUDGED: (_JUDGED, [str(row.get(_JUDGED, "")) for row in rows]),
+    }
+    always = ("job", "strategy", "device", "step", *_ALWAYS)
+    return {
+        name: (head, [_printable(cell) for cell in found])
+        for name, (head, found) in cells.items()
+        if name in always or any(found)
+    }
+
+
+def _width(columns: Mapping[str, tuple[str, list[str]]]) -> int:
+    """How many characters a table of these takes, its frame included."""
+    return 1 + sum(3 + max(map(len, (head, *cells))) for head, cells in columns.values())
 
 
 def line(row: Mapping[str, Any]) -> str:

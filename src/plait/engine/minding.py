@@ -43,7 +43,8 @@ def mind(task: Task, folder: Path, situation: Situation, teller: Teller) -> int:
             report = work.report
             found = {} if report.slowdown is None else {"foreground_slowdown": report.slowdown.mean}
             if report.share is not None:
-                found["background_share"] = report.share
+                # Alone it may only have been starting, which says little of what it could have had.
+                found["background_share"] = min(1.0, report.share)
             if found:
                 teller.tell(facts={"jobs": list(task.names), **found})
             if teller.is_alone and not promoted:

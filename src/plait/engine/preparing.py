@@ -27,7 +27,7 @@ from plait.strategy.comparison import STRATEGIES
 from plait.strategy.measuring import check_threads
 from plait.strategy.planning import plan as plan_jobs
 from plait.strategy.workload import Objective, WorkloadPlan
-from plait.units import parse_whole
+from plait.units import counted, parse_whole
 
 EngineName = Literal["local", "ray"]
 _GOES_ON = {"started", "restarted", "broken", "waiting", "stopped"}
@@ -237,9 +237,9 @@ def told(made: WorkloadPlan, tasks: Sequence[Task]) -> Iterator[str]:
     """The plan, in lines."""
     yield f"plan: {made.why}"
     for task in tasks:
-        bits = "" if task.compress is None else f", gradients in {task.compress} bits"
-        if task.compress == "auto":
-            bits = ", bits chosen layer by layer"
+        bits = ", bits chosen layer by layer" if task.compress == "auto" else ""
+        if isinstance(task.compress, int):
+            bits = f", gradients in {counted(task.compress, 'bit')}"
         how = "behind" if task.priority == "background" else "on"
         step = "" if task.expected_step_ms is None else f", {task.expected_step_ms:.4g} ms a step expected"
         if step and how == "behind":

@@ -42,6 +42,7 @@ class JobResult:
     facts: Mapping[str, Any] = field(default_factory=dict)
     """Of a job that spills, ``foretold`` and ``measured`` figures of all that took turns with it: bytes read
     and written, peak memory and disk, and time, since the last start (:class:`plait.spill.outcome.Figures`).
+    Of a trial that its search gave up before the end, ``given_up``.
     """
 
     @property
@@ -93,7 +94,8 @@ class JobResult:
             found = self.evaluations[-1].figures.items()
             loss += f" (evaluated: {', '.join(f'{name} {value:.4g}' for name, value in found)})"
         again = f", {self.restarts} restarts" if self.restarts else ""
-        text = f"{self.name}: {self.end} after {self.steps} steps{loss}{again}"
+        end = "given up" if self.facts.get("given_up") else self.end
+        text = f"{self.name}: {end} after {self.steps} steps{loss}{again}"
         return text if self.error is None else f"{text}: {self.error.splitlines()[0]}"
 
 

@@ -291,6 +291,9 @@ def _settle(outcome: Outcome, among: Outcomes, teller: Teller) -> None:
     folder = teller.folder(outcome.name)
     folder.mkdir(parents=True, exist_ok=True)
     weights = None
+    facts: dict[str, Any] = {"foretold": asdict(among.forecast), "measured": asdict(among.measured)}
+    if outcome.end == "stopped":  # Ctrl-C interrupts
+        facts["given_up"] = True
     if outcome.weights is not None:
         weights = folder / NAME
         weights.unlink(missing_ok=True)
@@ -305,6 +308,6 @@ def _settle(outcome: Outcome, among: Outcomes, teller: Teller) -> None:
             skipped=outcome.skipped,
             error=outcome.error,
             weights=weights,
-            facts={"foretold": asdict(among.forecast), "measured": asdict(among.measured)},
+            facts=facts,
         )
     )

@@ -30,6 +30,7 @@ def cloned(source: Task, known: Known) -> Task:
         plan=replace(source.plan, forecast=replace(source.plan.forecast, steps=now.steps)),
         head=units.Head(job=now.job),
         unit_seconds=unit_seconds(known, source.plan),
+        load=source.load and replace(source.load, name=now.job, steps=now.steps),
         shared=source.shared,
         disk=source.disk,
     )

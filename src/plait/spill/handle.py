@@ -320,7 +320,7 @@ class Fitting:
         if tasks:
             for line in announce(tasks, planner.budget, planner.disk):
                 self._progress.say(line)
-            self._results.expect(foretell(tasks, planner.budget))
+            self._results.expect(foretell(tasks, planner.budget), planner.below)
 
     # What happens meanwhile.
 

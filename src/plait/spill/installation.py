@@ -18,6 +18,8 @@ from plait.spill import units
 from plait.spill.device import Device
 from plait.spill.export import is_exporting
 from plait.spill.footprint import MARGIN_BYTES, private_bytes
+from plait.spill.intervals import Intervals
+from plait.spill.makespan import Load
 from plait.spill.plan import SpillPlan
 from plait.spill.preparation import Known, Planner, Preparation, divide, unit_seconds
 from plait.spill.record import Record
@@ -167,6 +169,12 @@ class Installation:
             plan=plan,
             head=head,
             unit_seconds=unit_seconds(known, plan),
+            load=Load.planned(
+                job.name,
+                known.description.steps,
+                Intervals.of(known.description, known.costs),
+                plan,
+            ),
             committed_step=head.step,
             disk=self.planner.disk,
         )

@@ -23,6 +23,9 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from plait.errors import UsageError
+from plait.spill.forecast import Machine
+from plait.spill.intervals import Intervals
+from plait.spill.plan import SpillPlan
 from plait.spill.policies import JobView, Policy, View
 from plait.timeline import Span, Timeline
 
@@ -45,6 +48,30 @@ class Load:
     name: str
     steps: int
     shards: tuple[ShardLoad, ...]
+
+    @classmethod
+    def planned(cls, name: str, steps: int, of: Intervals, plan: SpillPlan) -> Load:
+        """A job as it was planned: the units of its forecast, with what each costs beside its work."""
+        shards = []
+        for shard in plan.shards:
+            place = (shard.first, shard.end)
+            last = shard.end == of.blocks  # it goes back at once
+            again = {"keep": 0.0, "recompute": of.forward_ms[place]}
+            again_ms = float(again.get(shard.activations, of.thrift_ms[place]))
+            # They cross the disk once each way in a step, as the optimizer's state does.
+            spilled_bytes = int(of.spilled[place]) if shard.activations == "spill" and not last else 0
+            more_ms = of.loss_ms if last else again_ms
+            shards.append(
+                ShardLoad(
+                    forward_ms=float(of.forward_ms[place]) + (0.0 if last else Machine.unit_ms),
+                    backward_ms=float(of.backward_ms[place] + of.update_ms[place])
+                    + more_ms
+                    + 2 * Machine.unit_ms,
+                    weight_bytes=int(of.weights[place]),
+                    moment_bytes=int(of.moments[place]) + spilled_bytes,
+                )
+            )
+        return cls(name=name, steps=steps, shards=tuple(shards))
 
     @property
     def units(self) -> tuple[tuple[str, int, float], ...]:

@@ -10,6 +10,7 @@ from typing import Any, Literal, overload
 
 from plait.errors import FileError, UsageError
 from plait.evaluation import Evaluated
+from plait.spill.makespan import Disk, Load
 from plait.units import format_bytes, format_seconds
 
 FORMAT = "plait.spill.outcome/1"
@@ -122,6 +123,8 @@ class Outcomes(Sequence[Outcome]):
         measured: Figures,
         bound_seconds: float,
         notes: Sequence[str] = (),
+        loads: Sequence[Load] = (),
+        below: Disk | None = None,
     ) -> None:
         self._outcomes = tuple(outcomes)
         self.forecast = forecast
@@ -130,6 +133,9 @@ class Outcomes(Sequence[Outcome]):
         """No schedule of these units is shorter: all shared evenly by the devices, or the longest job."""
         self.notes = tuple(notes)
         """What happened on the way: devices that died, jobs that went back."""
+        self.loads = tuple(loads)
+        """What was planned of the jobs that ran, and the memory and disk that they had: see `play_spill`."""
+        self.below = below
 
     @overload
     def __getitem__(self, place: int | str) -> Outcome: ...

@@ -21,6 +21,7 @@ from plait.spill.description import Costs, Description
 from plait.spill.device import Device
 from plait.spill.footprint import SLACK_BYTES
 from plait.spill.intervals import Intervals
+from plait.spill.makespan import Disk
 from plait.spill.partition import Smallest, partition, smallest
 from plait.spill.plan import SpillPlan
 from plait.spill.segment import PAGE_BYTES
@@ -115,6 +116,15 @@ class Planner:
         self._at_once = at_once
         """Jobs that run at the same time."""
         self._plans: dict[tuple[int, bool], SpillPlan] = {}
+
+    @property
+    def below(self) -> Disk:
+        """The memory that jobs share, and the disk, as a player sees them."""
+        return Disk(
+            memory_bytes=self.budget.arena_bytes,
+            read_bytes_per_s=self.disk.read_bytes_per_s,
+            write_bytes_per_s=self.disk.write_bytes_per_s,
+        )
 
     def plan(self, known: Known) -> SpillPlan:
         """The plan of a job, or an error that says what it needs at least."""

@@ -10,6 +10,7 @@ from plait.evaluation import Evaluated
 from plait.job import Job
 from plait.spill.announcement import bound_seconds
 from plait.spill.export import export
+from plait.spill.makespan import Disk
 from plait.spill.outcome import Figures, Outcome, Outcomes
 from plait.spill.record import Record
 from plait.spill.settings import Settings
@@ -27,6 +28,7 @@ class Results:
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="plait-export")
         self._outcomes: dict[str, Outcome] = {}
         self._forecast: Figures | None = None
+        self._below: Disk | None = None
         self._disk_bytes = 0
         self.store: Store | None = None
         """Where the jobs' state is, once there is one."""
@@ -35,8 +37,9 @@ class Results:
         self.notes: list[str] = []
         """What happened on the way: devices that died, jobs that went back."""
 
-    def expect(self, told: Figures) -> None:
-        """Jobs were added that should take this."""
+    def expect(self, told: Figures, below: Disk) -> None:
+        """Jobs were added that should take this, with such a memory and disk."""
+        self._below = below
         self._forecast = told if self._forecast is None else self._forecast + told
 
     def look(self) -> None:
@@ -141,4 +144,6 @@ class Results:
             measured=measured,
             bound_seconds=bound_seconds(busy, devices),
             notes=self.notes,
+            loads=[task.load for task in tasks if task.load is not None],
+            below=self._below,
         )

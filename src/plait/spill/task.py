@@ -14,6 +14,7 @@ from plait.errors import PlaitError
 from plait.job import Job
 from plait.spill.description import Description
 from plait.spill.homes import homes
+from plait.spill.makespan import Load
 from plait.spill.outcome import End
 from plait.spill.plan import SpillPlan
 from plait.spill.progress import Row
@@ -36,6 +37,8 @@ class Task:
     head: Head
     unit_seconds: dict[tuple[str, int], float]
     """By phase and shard: what a unit should take, later what it took."""
+    load: Load | None = None
+    """What was planned of it, to be played."""
     disk: DiskSpeed | None = None
     """As it was measured before the run: the next may find no room for that."""
     weights: str | Path | None = None

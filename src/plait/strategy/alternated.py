@@ -11,9 +11,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from plait.spill.forecast import Machine
-from plait.spill.intervals import Intervals
-from plait.spill.makespan import Disk, Load, Played, ShardLoad, lower_bound_ms, play
+from plait.spill.makespan import Disk, Load, Played, lower_bound_ms, play
 from plait.spill.plan import SpillPlan
 from plait.spill.policies import Sticky
 from plait.strategy.demand import Demand
@@ -52,7 +50,7 @@ def alternated(demands: Sequence[Demand], site: Site, devices: Sequence[int]) ->
         return None
     plans = [option.plan for option in options]
     loads = [
-        _load(demand.slower(site.speeds[devices[0]]), plan)
+        Load.planned(demand.name, demand.steps, spill_intervals(demand.slower(site.speeds[devices[0]])), plan)
         for demand, plan in zip(demands, plans, strict=True)
         if isinstance(plan, SpillPlan)
     ]
@@ -116,25 +114,3 @@ def _end_ms(played: Played, job: str) -> float:
         ),
         default=0.0,
     )
-
-
-def _load(demand: Demand, plan: SpillPlan) -> Load:
-    """What is played of a job: the units of the forecast, with what each costs beside its work."""
-    of: Intervals = spill_intervals(demand)
-    unit_ms = Machine.unit_ms
-    shards = []
-    for shard in plan.shards:
-        place = (shard.first, shard.end)
-        last = shard.end == of.blocks  # it goes back at once
-        again_ms = float(of.forward_ms[place]) if shard.activations == "recompute" and not last else 0.0
-        # They cross the disk once each way in a step, as the optimizer's state does.
-        spilled_bytes = int(of.spilled[place]) if shard.activations == "spill" and not last else 0
-        shards.append(
-            ShardLoad(
-                forward_ms=float(of.forward_ms[place]) + (0.0 if last else unit_ms),
-                backward_ms=float(of.backward_ms[place] + of.update_ms[place]) + again_ms + 2 * unit_ms,
-                weight_bytes=int(of.weights[place]),
-                moment_bytes=int(of.moments[place]) + spilled_bytes,
-            )
-        )
-    return Load(name=demand.name, steps=demand.steps, shards=tuple(shards))

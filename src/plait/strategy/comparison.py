@@ -41,7 +41,7 @@ class Comparison:
     demand: Demand
     options: tuple[Option, ...]
     chosen: Option | None
-    """The fastest that can be had, or one on fewer devices that is hardly slower; None where none can."""
+    """The fastest that can be had, or one that is hardly slower and needs less; None where none can."""
     why: str
     """One sentence, with the numbers."""
     changes: tuple[Change, ...] = ()
@@ -283,11 +283,12 @@ def _reason(demand: Demand, chosen: Option, options: Sequence[Option]) -> str:
     kin = [option for option in others if option.strategy != chosen.strategy] or others
     second = min(kin, key=lambda option: option.weighed_ms)
     less = [option for option in others if (option.step_ms or 0.0) < step_ms]
-    if less:  # compressed, or on more devices, for next to nothing
+    if less:  # compressed, on more devices, or by other means, for next to nothing
         near = min(less, key=lambda option: option.step_ms or 0.0)
         only = f"compressed gradients are preferred from {LEAST_GAIN:g} times as fast on"
         if near.weighed_ms < chosen.weighed_ms:
-            only = f"more devices are preferred from {WORTH_DEVICES:g} times as fast on"
+            what = "more devices" if near.devices > chosen.devices else "other ways than data parallelism"
+            only = f"{what} are preferred from {WORTH_DEVICES:g} times as fast on"
         return f"{head}; {near.name} would take {milliseconds(near.step_ms or 0.0)}, but {only}"
     factor = (second.step_ms or 0.0) / step_ms if step_ms else 1.0
     part, part_ms = max(

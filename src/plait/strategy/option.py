@@ -19,8 +19,9 @@ about as much, and who did not ask for compression should not get other losses f
 
 
 WORTH_DEVICES = 1.03
-"""How many times faster more devices must be than fewer to be preferred. Predictions are not that good, and
-each device is one more process that takes memory, starts, and may fail."""
+"""How many times faster more devices must be than fewer to be preferred, and other strategies than plain data
+parallelism. Predictions are not that good, and each device is one more process that takes memory, starts, and
+may fail."""
 
 
 class Plan(Protocol):
@@ -79,11 +80,11 @@ class Option:
 
     @staticmethod
     def preferred(options: Iterable[Option]) -> Option:
-        """The fastest of options that can be had, or one on fewer devices that takes hardly longer."""
+        """The fastest of options that can be had, or one that is hardly slower on fewer devices, or plain."""
         known = list(options)
         bound_ms = WORTH_DEVICES * min(option.weighed_ms for option in known)
         close = [option for option in known if option.weighed_ms <= bound_ms]
-        return min(close, key=lambda option: (option.devices, option.weighed_ms))
+        return min(close, key=lambda option: (option.devices, option.strategy != "data", option.weighed_ms))
 
     @property
     def devices(self) -> int:
