@@ -130,3 +130,28 @@ def test_what_a_sweep_searches_over_is_its_trials_own(tmp_path):
     sweep = Selection(base, {"schedule.step_size": Choice([2, 3])}, no_halving(trials=1, most_steps=7))
     one = Cluster.uniform(memory="1GiB", bandwidth="10gbit")
     assert planned(Workload.of(sweep), one, "auto", "makespan", tmp_path, print).ways == ()
+
+
+@pytest.mark.parametrize(
+    ("setting", "value"),
+    [
+        ("cluster", "cluster.toml"),
+        ("limits", {"restarts": 1}),
+        ("max_slowdown", None),
+        ("max_slowdown", "1.05"),
+        ("directory", ""),
+        ("directory", 1),
+        ("profiles", 1),
+        ("sinks", None),
+        ("sinks", ""),
+        ("devices", "2"),
+        ("devices", True),
+    ],
+)
+def test_arguments_of_another_type_are_refused_with_one_that_works(setting, value, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UsageError) as caught:
+        plait.run(BASE, **{setting: value})
+    assert caught.value.setting == setting
+    assert caught.value.works
+    assert not list(tmp_path.iterdir())

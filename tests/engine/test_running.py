@@ -144,6 +144,16 @@ def test_spilled_jobs_and_a_sweep_end_with_the_bits_of_plain_training(go, tmp_pa
     assert all(values["optimizer.lr"] in (0.1, 0.05) for values in tried.values())
 
 
+def test_a_sweep_that_fails_is_a_failure_of_the_run(go):
+    space = {"optimizer.no_such": Choice([0.1])}
+    sweep = Selection(job(SMALL, name="swept", memory="1GiB"), space, no_halving(trials=1, most_steps=6))
+    done = go(sweep)
+    assert done["swept"].end == "failed"
+    assert "no_such" in done["swept"].error
+    assert not done.finished
+    assert plait.run(resume=done.directory, show=False, limits=QUICK)["swept"].end == "failed"
+
+
 def test_a_worker_that_is_killed_goes_on_from_its_checkpoint_to_the_same_bits(go, tmp_path):
     broken = breaking(tmp_path / "flag", at=4, how="killed")
     done = go(broken, strategy="data", devices=1, save_every=2)

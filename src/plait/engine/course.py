@@ -139,8 +139,11 @@ class Course:
 
     @property
     def expected(self) -> tuple[str, ...]:
-        """The jobs of which there must be a result; what trials there are, only a search knows."""
-        return () if self.task.kind == "search" else self.task.names
+        """The jobs of which there must be a result; what trials there are, only a search knows.
+
+        Of a search that failed it is the job that is searched for, or nobody would be told.
+        """
+        return () if self.task.kind == "search" and self.end != "failed" else self.task.names
 
     def result(self, name: str, folder: Path) -> JobResult | None:
         """What the workers say came of a job; what was left by a run that was stopped does not count."""

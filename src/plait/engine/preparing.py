@@ -177,11 +177,16 @@ def compressed(tasks: tuple[Task, ...], compress: Compress) -> tuple[Task, ...]:
     if compress is None:
         return tasks
     return tuple(
-        replace(task, compress=compress)
+        replace(task, compress=compress, expected_step_ms=_expected_ms(task, compress))
         if task.strategy in ("data", "burst") and len(task.devices) > 1
         else task
         for task in tasks
     )
+
+
+def _expected_ms(task: Task, compress: Compress) -> float | None:
+    """What was planned for these bits; for others nothing was."""
+    return task.expected_step_ms if task.compress == compress else None
 
 
 def narrow(task: Task, left: frozenset[str], cluster: Cluster) -> Task | None:

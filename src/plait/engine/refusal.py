@@ -8,10 +8,12 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from plait.cluster import Cluster
+from plait.engine.course import Limits
 from plait.engine.diagnosis import cited
 from plait.engine.rehearsal import rehearse
 from plait.errors import PlaitError, UsageError
 from plait.job import Job
+from plait.units import parse_whole
 
 
 def check_cores(cluster: Cluster) -> None:
@@ -85,3 +87,23 @@ def check_unchanged(resume: str | Path, **given: object) -> None:
                 setting=name,
                 works=f"plait.run(resume={str(resume)!r})",
             )
+
+
+def check_kinds(**given: object) -> None:
+    """Refuse arguments of `plait.run` of a type that nothing can be made of."""
+    kinds: dict[str, tuple[tuple[type, ...], str]] = {
+        "cluster": ((Cluster,), 'Cluster.load("cluster.toml")'),
+        "limits": ((Limits,), "Limits(restarts=3)"),
+        "max_slowdown": ((int, float), "1.05"),
+        "directory": ((str, Path), '"runs/first"'),
+        "profiles": ((str, Path), '"runs/profiles"'),
+        "sinks": ((list, tuple), '("tensorboard",)'),
+    }
+    if (devices := given.pop("devices", None)) is not None:
+        parse_whole(devices, setting="devices")
+    for name, value in given.items():
+        types, works = kinds[name]
+        if value is None and name not in ("sinks", "max_slowdown"):
+            continue
+        if not isinstance(value, types) or isinstance(value, bool) or value == "":
+            raise UsageError(f"{name} is {value!r:.60}", setting=name, works=works)

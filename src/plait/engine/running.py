@@ -40,7 +40,7 @@ from plait.engine.preparing import (
     unfinished,
 )
 from plait.engine.record import CLUSTER, Record
-from plait.engine.refusal import check_unchanged
+from plait.engine.refusal import check_kinds, check_unchanged
 from plait.engine.report import report
 from plait.engine.result import JobResult
 from plait.engine.sinks import Sink, Sinks, chosen
@@ -146,6 +146,10 @@ def run(
             setting="script",
             works="what runs jobs under: if __name__ == '__main__'",
         )
+    check_kinds(
+        cluster=cluster, limits=limits, max_slowdown=max_slowdown, directory=directory, profiles=profiles,
+        sinks=sinks, devices=devices,
+    )  # fmt: skip
     limits = limits or Limits()
     if resume is not None:
         check_unchanged(

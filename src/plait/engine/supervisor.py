@@ -23,7 +23,7 @@ from plait.engine.course import Attempt, Course, Limits
 from plait.engine.launcher import Launcher, Worker
 from plait.engine.live import View
 from plait.engine.record import Record, write_whole
-from plait.engine.result import JobResult, number
+from plait.engine.result import FILE, JobResult, number
 from plait.engine.retries import Failure, Retries
 from plait.engine.sinks import Sinks
 from plait.engine.task import Task
@@ -361,6 +361,9 @@ class Supervisor:
         found: dict[str, JobResult] = {}
         for course in self._courses.values():
             seconds = course.ended_s - (course.started_s or course.ended_s)
+            if course.task.kind == "search" and course.end != "failed":  # it may have, before it went on
+                for name in course.task.names:
+                    (self._record.folder(name) / FILE).unlink(missing_ok=True)
             for name in sorted({*course.settled, *course.expected}):
                 settled = made = course.result(name, self._record.folder(name))
                 if made is None:
