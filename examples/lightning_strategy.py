@@ -10,6 +10,7 @@ import argparse
 
 import lightning
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from plait.compress.lightning import CompressedDDPStrategy
@@ -60,6 +61,7 @@ def main() -> None:
     if trainer.is_global_zero:
         print(trainer.strategy.attachment)
         print(trainer.strategy.attachment.report(), flush=True)
+    dist.destroy_process_group()  # or gloo's threads may stumble over the interpreter's end
 
 
 if __name__ == "__main__":

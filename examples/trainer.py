@@ -10,6 +10,7 @@ import argparse
 import tempfile
 
 import torch
+import torch.distributed as dist
 from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments, set_seed
 
 from plait.compress.huggingface import CompressCallback
@@ -47,6 +48,8 @@ def main() -> None:
     if trainer.is_world_process_zero() and compress.attachment is not None:
         print(compress.attachment)
         print(compress.attachment.report(), flush=True)
+    if dist.is_initialized():
+        dist.destroy_process_group()  # or gloo's threads may stumble over the interpreter's end
 
 
 if __name__ == "__main__":

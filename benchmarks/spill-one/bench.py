@@ -19,13 +19,15 @@ HERE = Path(__file__).parent
 ITEM_BYTES = 4
 STATE = 4
 """Numbers a parameter: itself, its gradient, and two of Adam."""
+LARGE_PAGES = {"THP_MEM_ALLOC_ENABLE": "1"}
+"""Torch allocates in large pages, as in a device of spill's; few who train in memory set that."""
 
 
-def attempt(side: str, config: dict[str, Any], memory: int | None) -> dict[str, Any]:
+def attempt(side: str, config: dict[str, Any], memory: int | None, **env: str) -> dict[str, Any]:
     """One side in a process of its own, within a memory limit if there is one."""
     before = Moment.now()
     command = [sys.executable, str(HERE / "worker.py"), side, json.dumps(config)]
-    done = run_limited(command, memory=memory, env={"PYTHONPATH": str(HERE)})
+    done = run_limited(command, memory=memory, env={"PYTHONPATH": str(HERE), **env})
     found: dict[str, Any] = json.loads(done.lines[-1])
     return {**found, "activity": Moment.now().since(before), "peak_bytes": done.peak_bytes}
 
@@ -65,9 +67,10 @@ def run(bench: Bench) -> None:
         config |= {"prefetch": True}
         bench.configure(**shape, rows=1024, threads=2, parameters=parameters, budget_bytes=budget)
         rounds = bench.pick(quick=1, full=2)
-        plain, spilled = [], []
+        plain, stock, spilled = [], [], []
         for _ in range(rounds):
-            plain.append(attempt("plain", config, None))
+            plain.append(attempt("plain", config, None, **LARGE_PAGES))
+            stock.append(attempt("plain", config, None))
             spilled.append(attempt("spilled", config, budget))
         mapped, room = with_maps({**config, "steps": 3}, budget)
         alternating = attempt("spilled", {**config, "prefetch": False, "steps": 3}, budget)
@@ -76,7 +79,12 @@ def run(bench: Bench) -> None:
     for one in spilled:
         if one["losses"] != plain[0]["losses"]:
             raise RuntimeError(f"other losses: {one['losses']}, in memory {plain[0]['losses']}")
-    ours, theirs = measured(spilled, "spilled", drop_first=False), measured(plain, "plain", drop_first=True)
+    ours = measured(spilled, "spilled", drop_first=False)
+    kinds = {
+        "in memory, large pages": measured(plain, "plain", drop_first=True),
+        "in memory, pages as torch has them": measured(stock, "stock", drop_first=True),
+    }
+    theirs = min(kinds.values(), key=lambda kind: kind.value)
     bench.case(
         "spilled, a quarter of the state",
         ours,
@@ -84,7 +92,12 @@ def run(bench: Bench) -> None:
         limit=("computing alone", theirs),
     )
     bench.case(
-        "of the speed in memory", theirs.value / ours.value, unit="", better="higher", at_least=0.9, aim=0.97
+        "of the best speed in memory",
+        theirs.value / ours.value,
+        unit="",
+        better="higher",
+        at_least=0.9,
+        aim=0.97,
     )
     user = measured([mapped], "mapped", drop_first=True)
     bench.configure(mapped_bytes=room)
@@ -97,7 +110,8 @@ def run(bench: Bench) -> None:
         at_least=2.5,
     )
     bench.case("every tensor a memory map", user, unit="s a step")
-    bench.case("in memory, unlimited", theirs, unit="s a step")
+    for name, kind in kinds.items():
+        bench.case(name, kind, unit="s a step")
     bench.case("moved a step", sum(moved.values()) / 1e9, unit="GB", better="lower")
     bench.case("the disk alone, for these bytes", disk_s, unit="s a step", better="lower")
     bench.case(

@@ -139,6 +139,9 @@ def test_spilled_jobs_and_a_sweep_end_with_the_bits_of_plain_training(go, tmp_pa
     trials = [name for name in done if name.startswith("swept")]
     assert len(trials) == 2
     assert all(done[name].finished for name in trials)
+    (best,) = [name for name in trials if done[name].facts.get("best")]
+    assert done[best].losses[-1] == min(done[name].losses[-1] for name in trials)
+    assert "the best trial" in str(done[best])
     tried = json.loads((done.directory / "tasks" / "swept-sweep" / "trials.json").read_text())["trials"]
     assert set(tried) == set(trials)
     assert all(values["optimizer.lr"] in (0.1, 0.05) for values in tried.values())
@@ -355,6 +358,21 @@ def test_a_directory_that_holds_a_run_is_refused(go):
         go(SMALL)
 
 
+def test_a_run_whose_directory_is_moved_ends_and_goes_on_from_there(go, tmp_path):
+    place, moved = tmp_path / "run", tmp_path / "moved"
+
+    def show(line):
+        if line.startswith("small: step ") and not moved.exists():
+            place.rename(moved)
+
+    with pytest.raises(FileError, match="run is gone: it was deleted or moved"):
+        go(slow(0.05, steps=12), strategy="data", devices=1, save_every=1, show=show)
+    assert not workers_of(place)
+    done = plait.run(resume=moved, show=False)
+    assert done.finished
+    assert done["small"].losses == reference.train(job(SMALL, steps=12)).losses
+
+
 def test_a_dry_run_shows_the_plan_and_starts_nothing(go, tmp_path):
     lines = []
     done = go([SMALL, job(SMALL, name="other", optimizer=ADAM)], dry_run=True, show=lines.append)
@@ -383,11 +401,11 @@ def test_data_that_the_model_cannot_take_is_told_with_its_shape(go, tmp_path, ca
 
 
 def test_background_jobs_train_behind_the_foreground(go):
-    behind = job(SMALL, name="behind", priority="background", steps=4)
-    done = go([slow(0.02, steps=10), behind], strategy="data")
+    behind = slow(0.02, name="behind", priority="background", steps=20)
+    done = go([job(SMALL, steps=4), behind], strategy="data")
     assert done.finished
-    assert done["behind"].losses == reference.train(behind).losses
-    # It takes longer to start than the foreground has steps, so it is alone before long.
+    assert done["behind"].losses == reference.train(job(SMALL, steps=20)).losses
+    # It has many more steps than the foreground, each slower, so it is alone before long.
     (event,) = [event for event in events(done, "decision") if "in the foreground" in event["text"]]
     assert event["job"] == "behind"
     assert os.getuid() != 0 or "normal priority" in event["text"]

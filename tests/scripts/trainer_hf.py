@@ -4,6 +4,7 @@ import hashlib
 import sys
 
 import torch
+import torch.distributed as dist
 from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments, set_seed
 
 
@@ -30,3 +31,5 @@ trainer.train()
 digest = hashlib.sha256(b"".join(p.detach().numpy().tobytes() for p in trainer.model.parameters()))
 losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
 print(f"result {arguments.process_index} {losses[-1]:.6f} {digest.hexdigest()}\n", end="", flush=True)
+if dist.is_initialized():
+    dist.destroy_process_group()

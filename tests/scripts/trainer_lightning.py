@@ -5,6 +5,7 @@ import sys
 
 import lightning
 import torch
+import torch.distributed as dist
 from torch import nn
 
 
@@ -34,6 +35,7 @@ def main():
     trainer.fit(model, torch.utils.data.DataLoader(data, batch_size=32))
     digest = hashlib.sha256(b"".join(p.detach().numpy().tobytes() for p in model.parameters())).hexdigest()
     print(f"result {trainer.global_rank} {model.last.item():.6f} {digest}\n", end="", flush=True)
+    dist.destroy_process_group()
 
 
 if __name__ == "__main__":

@@ -170,7 +170,11 @@ class Background:
                 self._stop_or_go(frozen=False)
 
     def promote(self) -> None:
-        """Let it run like everything else from now on, where it ran only when nothing else wanted to."""
+        """Let it run like everything else, where it ran only when nothing else wanted to.
+
+        Beside somebody who is busy that may take a second or two: the kernel first evens out what the
+        work used at its low weight.
+        """
         with self._lock:
             if self._promoted or not self._open or not self.work.idle:
                 return

@@ -225,6 +225,7 @@ def _tell(done: Run, as_json: bool) -> None:
         results = {
             name: {
                 "end": result.end,
+                "best": bool(result.facts.get("best")),
                 "strategy": result.strategy,
                 "steps": result.steps,
                 "loss": result.losses[-1] if result.losses else None,

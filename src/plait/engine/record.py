@@ -103,6 +103,17 @@ class Record:
                 works="resume to go on with it, or another directory",
             )
 
+    def check_there(self) -> None:
+        """Refuse to go on once the directory is gone: what is trained would be kept nowhere."""
+        try:
+            (self.directory / CONFIG).stat()
+        except FileNotFoundError:
+            raise FileError(
+                f"{self.directory} is gone: it was deleted or moved while its jobs were training",
+                setting="directory",
+                works="a new run, or --resume with the place that it was moved to",
+            ) from None
+
     @classmethod
     def open(cls, directory: str | Path) -> Self:
         """A run to go on with; refused while another process has it."""

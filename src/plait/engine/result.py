@@ -12,6 +12,7 @@ from typing import Any, Literal
 from plait.engine.record import write_whole
 from plait.errors import FileError
 from plait.evaluation import Evaluated
+from plait.units import counted
 
 FORMAT = "plait.result/1"
 FILE = "result.json"
@@ -42,7 +43,7 @@ class JobResult:
     facts: Mapping[str, Any] = field(default_factory=dict)
     """Of a job that spills, ``foretold`` and ``measured`` figures of all that took turns with it: bytes read
     and written, peak memory and disk, and time, since the last start (:class:`plait.spill.outcome.Figures`).
-    Of a trial that its search gave up before the end, ``given_up``.
+    Of a trial that its search gave up before the end, ``given_up``; of the one that it found best, ``best``.
     """
 
     @property
@@ -93,9 +94,10 @@ class JobResult:
         if self.evaluations:
             found = self.evaluations[-1].figures.items()
             loss += f" (evaluated: {', '.join(f'{name} {value:.4g}' for name, value in found)})"
-        again = f", {self.restarts} restarts" if self.restarts else ""
+        again = f", {counted(self.restarts, 'restart')}" if self.restarts else ""
+        best = ", the best trial" if self.facts.get("best") else ""
         end = "given up" if self.facts.get("given_up") else self.end
-        text = f"{self.name}: {end} after {self.steps} steps{loss}{again}"
+        text = f"{self.name}: {end} after {self.steps} steps{loss}{best}{again}"
         return text if self.error is None else f"{text}: {self.error.splitlines()[0]}"
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from plait.units import counted
+
 Cause = Literal["raised", "disk", "killed", "lost", "stalled"]
 """``disk``: a file could not be read or written, which may pass."""
 
@@ -57,7 +59,9 @@ class Retries:
         if same and failure.cause == "raised":
             return Verdict(again_s=None, why="it ended twice so, at the same step")
         if self._fruitless >= self._limit:
-            return Verdict(again_s=None, why=f"{self._limit} restarts in a row gained no checkpoint")
+            return Verdict(
+                again_s=None, why=f"{counted(self._limit, 'restart')} in a row gained no checkpoint"
+            )
         wait_s = min(self._most_s, self._first_s * 2**self._fruitless)
         self._fruitless += 1
         self.count += 1

@@ -30,6 +30,7 @@ from plait.engine.task import Task
 from plait.engine.telling import ATTEMPT_FILE
 from plait.engine.worker import EXIT_STOPPED, Situation
 from plait.errors import FileError
+from plait.units import counted
 from plait.worker import Place
 
 _TICK_S = 0.05
@@ -87,6 +88,7 @@ class Supervisor:
         try:
             with self._asking.listening():
                 while any(course.end is None for course in self._courses.values()):
+                    self._record.check_there()
                     self._hear()
                     self._look()
                     if self._asking.count:
@@ -149,7 +151,7 @@ class Supervisor:
                 try:
                     self._begin(course)
                 except (FileError, OSError) as error:
-                    self._fail(course, Failure(cause="raised", text=str(error)))
+                    self._fail(course, Failure(cause="disk", text=str(error)))
 
     def _can_start(self, course: Course, available: frozenset[str], now: float) -> bool:
         missing = set(course.task.devices) - available
@@ -354,7 +356,9 @@ class Supervisor:
         course.end, course.ended_s = end, time.monotonic()
         if end != "failed":
             self._event(
-                end, f"after {course.retries.count} restarts" if course.retries.count else end, course
+                end,
+                f"after {counted(course.retries.count, 'restart')}" if course.retries.count else end,
+                course,
             )
 
     def _results(self) -> dict[str, JobResult]:

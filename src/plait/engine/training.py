@@ -238,14 +238,16 @@ def _take_turns(task: Task, folder: Path, teller: Teller, recording: Recording) 
         "on_evaluation": on_evaluation,
         "timeline": recording.details,
     }
+    best: str | None = None
     over = threading.Event()
     threading.Thread(target=_interrupt, args=(teller, over), name="plait-stop", daemon=True).start()
     try:
         if selection is not None:
             outcomes: Outcomes = search(selection, **settings)
-            if (best := selection.best) is not None:
-                chosen = ", ".join(f"{name} {value}" for name, value in best.values.items())
-                text = f"the best trial is {best.job.name}, {best.value:.6g}, with {chosen}"
+            if (found := selection.best) is not None:
+                best = found.job.name
+                chosen = ", ".join(f"{name} {value}" for name, value in found.values.items())
+                text = f"the best trial is {best}, {found.value:.6g}, with {chosen}"
                 teller.tell(event={"kind": "decision", "text": text})
         else:
             outcomes = fit(task.read_jobs(), **settings)
@@ -254,7 +256,7 @@ def _take_turns(task: Task, folder: Path, teller: Teller, recording: Recording) 
     finally:
         over.set()
     for outcome in outcomes:
-        _settle(outcome, outcomes, teller)
+        _settle(outcome, outcomes, teller, best=best)
     return True
 
 
@@ -284,7 +286,7 @@ def _interrupt(teller: Teller, over: threading.Event) -> None:
         os.kill(os.getpid(), signal.SIGINT)
 
 
-def _settle(outcome: Outcome, among: Outcomes, teller: Teller) -> None:
+def _settle(outcome: Outcome, among: Outcomes, teller: Teller, *, best: str | None) -> None:
     """Put what came of a job where that of every job is."""
     from plait.engine.export import NAME
 
@@ -294,6 +296,8 @@ def _settle(outcome: Outcome, among: Outcomes, teller: Teller) -> None:
     facts: dict[str, Any] = {"foretold": asdict(among.forecast), "measured": asdict(among.measured)}
     if outcome.end == "stopped":  # Ctrl-C interrupts
         facts["given_up"] = True
+    if outcome.name == best:
+        facts["best"] = True
     if outcome.weights is not None:
         weights = folder / NAME
         weights.unlink(missing_ok=True)
