@@ -137,7 +137,7 @@ def _against_memory(bench: Bench, config: dict[str, Any]) -> tuple[dict[str, lis
             "in memory": side("in memory", lambda: beside("plain", config)),
             "one device": side("one device", lambda: _spilled(config, ROOMY, devices=1)),
         },
-        repetitions=bench.pick(quick=1, full=3),
+        repetitions=bench.pick(quick=1, full=2),
         warmup=0,
         better="higher",
     )

@@ -20,7 +20,7 @@ class English:
         import torch
 
         text = "\n".join(topics.topics[name] for name in sorted(topics.topics))
-        letters = torch.tensor(list(text.encode("ascii", "replace")))
+        letters = torch.frombuffer(bytearray(text.encode("ascii", "replace")), dtype=torch.uint8).long()
         cut = len(letters) * 9 // 10
         self._letters = letters[cut:] if held_out else letters[:cut]
         self._context = context

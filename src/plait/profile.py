@@ -22,6 +22,7 @@ from plait.errors import FileError, UsageError
 
 if TYPE_CHECKING:
     from plait.chain import Chain
+    from plait.job import Job
 
 FORMAT = "plait.profile/1"
 _SIZE = re.compile("0|-?[1-9][0-9]{0,17}")
@@ -221,6 +222,34 @@ class Profile:
             repetitions=repetitions,
             threads=threads,
             progress=progress,
+        )
+
+    @classmethod
+    def of_job(
+        cls,
+        job: Job,
+        batch_sizes: Sequence[int] = (1, 2, 4, 8),
+        *,
+        repetitions: int = 5,
+        threads: int | None = None,
+        progress: Callable[[str], None] | None = None,
+    ) -> Profile:
+        """Measure a job: the blocks of its model under its precision, with its optimizer and its threads.
+
+        The first block's forward holds fetching the rows, the last block's passes hold the loss.
+        """
+        from plait.around import Around
+        from plait.chain import Chain
+        from plait.profiler import measure
+
+        return measure(
+            Chain.of_job(job),
+            batch_sizes,
+            optimizer=lambda parameters: job.build_optimizer((str(i), p) for i, p in enumerate(parameters)),
+            repetitions=repetitions,
+            threads=job.threads if threads is None else threads,
+            progress=progress,
+            around=Around.of(job),
         )
 
 

@@ -12,15 +12,16 @@ from __future__ import annotations
 import math
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import Any
 
 import torch
 from torch import nn
 
+from plait.around import Around
 from plait.block import Block
 from plait.chain import Chain
 from plait.compat import allocations, storage_key
@@ -29,9 +30,11 @@ from plait.profile import BlockProfile, Profile, Times
 from plait.visit import Visit
 
 _WARM_UP = 2
+_LONG_MS = 200.0
+"""Of fetching: data that takes so long is not made to wait for any further."""
 
 
-@dataclass
+@dataclass(frozen=True)
 class _Sample:
     """What one block did at one batch size."""
 
@@ -49,8 +52,9 @@ def measure(
     repetitions: int,
     threads: int | None,
     progress: Callable[[str], None] | None,
+    around: Around | None = None,
 ) -> Profile:
-    """Measure every block; see `Profile.measure`."""
+    """Measure every block; see `Profile.measure`. ``around`` is what a job's steps do beside."""
     sizes = sorted(set(batch_sizes))
     if not sizes or sizes[0] < 1:
         raise UsageError(
@@ -64,15 +68,20 @@ def measure(
     samples: list[dict[int, _Sample]] = [{} for _ in chain]
     with _undisturbed(chain, threads):
         used = torch.get_num_threads()
+        fetching = {} if around is None else _fetching_ms(around, sizes, repetitions)
         for batch in sizes:
             args, kwargs = chain.example(batch)
             values = chain.start(*args, **kwargs)
             kept = set(chain.inputs)
+            visits = _Visits(chain, shared, None if around is None else around.at(batch))
             for place, block in enumerate(chain):
                 if progress is not None:
                     progress(f"batch {batch}, block {place + 1} of {len(chain)}: {block.name}")
                 with _present(chain, place):
-                    sample, written = _run(block, values, chain, kept, shared, repetitions)
+                    sample, written = _run(block, values, visits, kept, repetitions)
+                if place == 0 and fetching:
+                    forward = sample.times.forward + fetching[batch]
+                    sample = replace(sample, times=replace(sample.times, forward=forward))
                 samples[place][batch] = sample
                 values.update(written)
                 alive = chain.live(place + 1)
@@ -87,22 +96,31 @@ def measure(
     return Profile(blocks=tuple(rows), model=name, device="cpu" if device == "meta" else device, threads=used)
 
 
+@dataclass(frozen=True)
+class _Visits:
+    """How the blocks of a chain are visited at one batch size, as the sample around them has it."""
+
+    chain: Chain
+    shared: frozenset[str]
+    around: Around | None
+
+    def __call__(self, block: Block, values: Mapping[str, Any]) -> Visit:
+        if self.around is None:
+            return Visit(block, values, shared=self.shared)
+        return self.around.visit(self.chain, block, values, shared=self.shared)
+
+
 def _run(
-    block: Block,
-    values: dict[str, Any],
-    chain: Chain,
-    kept: set[str],
-    shared: frozenset[str],
-    repetitions: int,
+    block: Block, values: dict[str, Any], visits: _Visits, kept: set[str], repetitions: int
 ) -> tuple[_Sample, dict[str, Any]]:
     """Run one block at one batch size, several times for its time and once each for its bytes."""
     forward, backward = [], []
-    visit = Visit(block, values, shared=shared)
+    visit = visits(block, values)
     written = visit.writes
-    gradients = _gradients(written, chain)
+    gradients = _gradients(written, visits.chain)
     for turn in range(_WARM_UP + repetitions):
         began = time.perf_counter()
-        visit = Visit(block, values, shared=shared)
+        visit = visits(block, values)
         _wait(block)
         middle = time.perf_counter()
         visit.backward(dict(gradients))
@@ -112,8 +130,8 @@ def _run(
         if turn >= _WARM_UP:
             forward.append((middle - began) * 1e3)
             backward.append((ended - middle) * 1e3)
-    saved = _saved_bytes(block, values, kept, shared)
-    transient = _transient_bytes(block, values, gradients, shared)
+    saved = _saved_bytes(block, values, kept, visits)
+    transient = _transient_bytes(block, values, gradients, visits)
     times = Times(
         forward=statistics.median(forward),
         backward=statistics.median(backward),
@@ -123,6 +141,26 @@ def _run(
     )
     output = sum(value.nbytes for value in written.values())
     return _Sample(times, saved, transient, output), written
+
+
+def _fetching_ms(around: Around, sizes: Sequence[int], repetitions: int) -> dict[int, float]:
+    """How long fetching takes, by batch size: measured for the fewest and the most, on a line between."""
+    few, most = sizes[0], sizes[-1]
+    of_few, of_most = (_fetch_ms(around, rows, repetitions) for rows in (few, most))
+    slope = max(0.0, of_most - of_few) / max(1, most - few)
+    return {size: of_few + slope * (size - few) for size in sizes}
+
+
+def _fetch_ms(around: Around, rows: int, repetitions: int) -> float:
+    """The median over several steps, so that few rows are fetched twice; once, where that takes long."""
+    took: list[float] = []
+    for step in range(1 + repetitions):
+        began = time.perf_counter()
+        around.fetch(rows, step)
+        took.append((time.perf_counter() - began) * 1e3)
+        if sum(took) > _LONG_MS:
+            break
+    return statistics.median(took[1:] or took)
 
 
 def _gradients(written: dict[str, Any], chain: Chain) -> dict[str, torch.Tensor]:
@@ -136,7 +174,7 @@ def _gradients(written: dict[str, Any], chain: Chain) -> dict[str, torch.Tensor]
     }
 
 
-def _saved_bytes(block: Block, values: dict[str, Any], counted: set[str], shared: frozenset[str]) -> int:
+def _saved_bytes(block: Block, values: dict[str, Any], counted: set[str], visits: _Visits) -> int:
     """Bytes of the storages that forward keeps for backward; values by name, each counted once."""
     kept: dict[int, torch.Tensor] = {}
 
@@ -145,7 +183,7 @@ def _saved_bytes(block: Block, values: dict[str, Any], counted: set[str], shared
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        visit = Visit(block, values, shared=shared)
+        visit = visits(block, values)
     for name in block.state_names:
         kept.pop(storage_key(block.state(name)), None)
     for name, value in [*((name, values[name]) for name in block.reads), *visit.writes.items()]:
@@ -157,11 +195,11 @@ def _saved_bytes(block: Block, values: dict[str, Any], counted: set[str], shared
 
 
 def _transient_bytes(
-    block: Block, values: dict[str, Any], gradients: dict[str, torch.Tensor], shared: frozenset[str]
+    block: Block, values: dict[str, Any], gradients: dict[str, torch.Tensor], visits: _Visits
 ) -> int:
     """The larger of forward's and backward's need beyond what is held before or after it."""
     with allocations() as forward:
-        visit = Visit(block, values, shared=shared)
+        visit = visits(block, values)
     with allocations() as backward:
         visit.backward(dict(gradients))
     _forget_gradients(block)

@@ -49,6 +49,11 @@ def test_a_jobs_file_is_measured_saved_and_shown(jobs, tmp_path):
     assert Profile.from_json(json.loads(shown.stdout)) == profile
 
 
+def test_all_sizes_up_to_the_jobs_batch_are_measured(jobs):
+    result = run(jobs, "--repetitions", 1, "--json")
+    assert Profile.from_json(json.loads(result.stdout)).batch_sizes == (1, 2, 4)
+
+
 def test_json_is_alone_on_standard_output(jobs):
     result = run(jobs, "--job", "two", "--batch", "2", "--repetitions", 1, "--json")
     assert Profile.from_json(json.loads(result.stdout)).model == "Sequential"

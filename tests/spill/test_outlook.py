@@ -37,6 +37,7 @@ def planned(sketch):
         read_bytes_per_s=1e9,
         write_bytes_per_s=1e9,
         devices=2,
+        unit_ms=0.5,  # many shards, none so large that it waits for a gap while the other device computes
     )
     return description, plan
 

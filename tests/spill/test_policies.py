@@ -82,6 +82,18 @@ def test_a_reserve_is_left_of_each_job():
     assert Sticky().choose(view(*jobs, now="a")) == "b"
 
 
+def test_a_crumb_is_not_left():
+    others = tuple(JobView(name=name, remaining_ms=20, free=name == "b", **GRAIN) for name in "bcd")
+    unit = {"free": False, "unit_ms": 1.0, "grain_ms": 1.0}
+    assert Sticky().choose(view(JobView(name="a", remaining_ms=1.25, **unit), *others, now="a")) is None
+    assert Sticky().choose(view(JobView(name="a", remaining_ms=1.26, **unit), *others, now="a")) == "b"
+    # One that another device left is no reason to go there.
+    crumb = JobView(name="a", remaining_ms=0.2, grain_ms=1.0)
+    assert Sticky().choose(view(crumb, *others, now="c")) is None
+    critical = JobView(name="e", remaining_ms=60, **GRAIN)
+    assert Sticky().choose(view(JobView(name="a", remaining_ms=1.2, **unit), critical, now="a")) == "e"
+
+
 def test_in_the_end_all_take_turns():
     jobs = tuple(
         JobView(name=name, remaining_ms=ms, **GRAIN) for name, ms in (("a", 1), ("b", 2), ("c", 1.5))

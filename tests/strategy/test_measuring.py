@@ -47,6 +47,7 @@ def test_a_profile_is_measured_once(tmp_path, monkeypatch):
     assert profile_of(BASE, devices=2, directory=tmp_path, progress=told.append) == first
     (file,) = tmp_path.iterdir()
     assert told == [f"small: as measured before, from {file}"]
+    assert digest(replace(BASE, loss="plait.losses:mean_squared_error"), (1, 2)) != digest(BASE, (1, 2))
     longer = replace(BASE, steps=1000, seed=5, priority="background", memory="2GiB")
     assert profile_of(longer, devices=2, directory=tmp_path) == first
     made = plan(replace(BASE, steps=12), cluster(2), directory=tmp_path, codecs=CODECS)

@@ -17,7 +17,10 @@ if TYPE_CHECKING:
 def profile(
     file: Annotated[Path, typer.Argument(help="A jobs file (.py or .json), or a profile (.json) to show.")],
     job: Annotated[str | None, typer.Option(help="The job to measure; default: the first.")] = None,
-    batch: Annotated[str, typer.Option(help="Batch sizes to measure, separated by commas.")] = "1,2,4,8",
+    batch: Annotated[
+        str | None,
+        typer.Option(help="Batch sizes to measure, separated by commas; default: 1, 2, 4 ... to the job's."),
+    ] = None,
     repetitions: Annotated[int, typer.Option(help="Runs of each block; the median counts.")] = 5,
     threads: Annotated[int | None, typer.Option(help="Torch threads; default: the job's.")] = None,
     out: Annotated[Path | None, typer.Option(help="Write the profile to this file.")] = None,
@@ -30,7 +33,7 @@ def profile(
 
     if out is not None:
         check_file(out, setting="--out")
-    sizes = _sizes(batch)
+    sizes = None if batch is None else _sizes(batch)
     parse_whole(repetitions, setting="--repetitions", works=5)
     if threads is not None:
         parse_whole(threads, setting="--threads")
@@ -75,22 +78,16 @@ def _sizes(text: str) -> list[int]:
     return sizes
 
 
-def _measured(job: Job, sizes: list[int], repetitions: int, threads: int | None) -> Profile:
-    from plait.chain import Chain
+def _measured(job: Job, sizes: list[int] | None, repetitions: int, threads: int | None) -> Profile:
     from plait.cli.console import status
     from plait.engine.diagnosis import explaining
     from plait.profile import Profile
+    from plait.strategy.measuring import batch_sizes
 
+    # As for so many devices that each may get a single row.
+    chosen = batch_sizes(job.batch, job.batch, job.accumulate) if sizes is None else sizes
     with explaining([job]), status("tracing the model") as say:
-        chain = Chain.of_job(job)
-        return Profile.measure(
-            chain,
-            sizes,
-            optimizer=lambda parameters: job.build_optimizer((str(i), p) for i, p in enumerate(parameters)),
-            repetitions=repetitions,
-            threads=threads or job.threads,
-            progress=say,
-        )
+        return Profile.of_job(job, chosen, repetitions=repetitions, threads=threads, progress=say)
 
 
 def print_profile(profile: Profile) -> None:

@@ -113,6 +113,8 @@ class Record:
                 setting="directory",
                 works="a new run, or --resume with the place that it was moved to",
             ) from None
+        except OSError:  # a file server that does not answer for a moment: whoever writes next is told
+            return
 
     @classmethod
     def open(cls, directory: str | Path) -> Self:

@@ -59,6 +59,7 @@ class Alternator:
     ) -> None:
         self._store = store
         self._slots = [Slot(device=device) for device in devices]
+        self._latest = self._slots[0]
         self._revive = revive
         self._listener = listener
         self._commit_every = commit_every
@@ -90,6 +91,7 @@ class Alternator:
     def run(self) -> None:
         """Hand out units until every task has ended."""
         self._fill()
+        self._look_ahead()
         while self.expects_more or any(task.state != "ended" for task in self.tasks.values()):
             if self._halted:
                 return
@@ -98,6 +100,12 @@ class Alternator:
                 self._events.get()()
             if not self._halted:
                 self._fill()
+                if self._events.empty():  # else a device may be waiting for what is to be done next
+                    self._look_ahead()
+
+    def _look_ahead(self) -> None:
+        if self._prefetch:
+            self._outlook.expect()
 
     def add(self, task: Task) -> None:
         """Take in a task whose segments are defined."""
@@ -145,11 +153,10 @@ class Alternator:
 
     def _fill(self) -> None:
         """Give every device what it computes now and next."""
-        slots = sorted(self._slots, key=lambda slot: slot.running is not None)
+        # Of those that are idle, the one that was busy last: it knows the task that it has just worked for.
+        slots = sorted(self._slots, key=lambda slot: (slot.running is not None, slot is not self._latest))
         while not all(self._offer(slot) for slot in slots):
             pass  # a task failed, and no event will tell of it: all devices choose anew
-        if self._prefetch:
-            self._outlook.expect()
 
     def _offer(self, slot: Slot) -> bool:
         """Give a device what it computes now and next; False where a task failed at that, and has ended."""
@@ -221,7 +228,7 @@ class Alternator:
         task = turn.task
         assert turn.lease is not None, "what was computed had its segments"
         turn.lease.release()
-        slot.running, task.state = None, "waiting"
+        slot.running, self._latest, task.state = None, slot, "waiting"
         error = slot.adopted[task.name].exception() or call.exception()
         if isinstance(error, DeviceLost):
             self._lost(slot, task, error)

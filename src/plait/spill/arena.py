@@ -12,6 +12,7 @@ import os
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
 
+from plait import shared_memory
 from plait.errors import UsageError
 from plait.spill.segment import PAGE_BYTES, padded
 from plait.units import format_bytes
@@ -117,7 +118,7 @@ class Arena:
                 works=format_bytes(64 << 20),
             )
         self.peak_bytes = 0
-        self.fd = os.memfd_create("plait-arena")
+        self.fd = shared_memory.create("plait-arena")
         try:
             os.ftruncate(self.fd, self.space.nbytes)
             self._map = mmap.mmap(self.fd, self.space.nbytes)

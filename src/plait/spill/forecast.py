@@ -65,8 +65,8 @@ class Machine:
     """Of the disk, which all devices share evenly."""
     devices: int = 1
     """How many jobs run at a time."""
-    unit_ms: float = 0.5
-    """What handing a unit to a device costs beside its work."""
+    unit_ms: float = 2.0
+    """What handing a unit to a device costs beside its work, while all cores compute."""
 
     def __post_init__(self) -> None:
         for name, least in (("arena_bytes", 0), ("private_bytes", 0), ("devices", 1), ("unit_ms", 0)):

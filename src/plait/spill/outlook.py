@@ -62,6 +62,7 @@ class Outlook:
         return JobView(
             name=task.name,
             remaining_ms=1e3 * task.remaining_seconds,
+            unit_ms=1e3 * task.next_seconds,
             grain_ms=1e3 * task.longest_seconds,
             free=free,
             missing_bytes=self._store.missing_bytes(task.requests()) if free else 0,

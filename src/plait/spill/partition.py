@@ -80,7 +80,7 @@ def partition(
     read_bytes_per_s: float,
     write_bytes_per_s: float,
     devices: int = 1,
-    unit_ms: float = 0.5,
+    unit_ms: float = 2.0,
 ) -> SpillPlan:
     """The fastest plan for a job, or an error that names the least memory that works.
 

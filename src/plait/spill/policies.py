@@ -15,11 +15,13 @@ itself. So
 3. otherwise it takes the job whose next unit lies in memory, or lacks least; of equals, one that it ran
    before, one that is in the middle of a step, and the longest;
 4. of every job a *reserve* is left for the end, when all take turns as Hydra has it: many small units even
-   out what a few large ones cannot.
+   out what a few large ones cannot. A *crumb* is not: where the device has come as far as that with a job
+   (others did not fit beside it), so little evens out nothing, and its segments would have to come back.
 
 Unlike Hydra, a device that computes may also decide to go on with the same job, and does not choose until
 then. "Almost" is two units of the job, for a decision comes too late by the unit under way at most, and
-another may just have begun; the reserve is two of the longest units of all.
+another may just have begun; the reserve is two of the longest units of all, and a crumb a quarter of the
+job's own longest.
 
 | Hydra | here |
 | --- | --- |
@@ -38,6 +40,7 @@ PolicyName = Literal["sticky", "lrtf"]
 
 _MARGIN_UNITS = 2
 _RESERVE_UNITS = 2
+_CRUMB_UNITS = 0.25
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,6 +107,7 @@ class Sticky:
         share_ms = sum(job.remaining_ms for job in view.jobs) / view.devices
         critical = [job for job in could if job.remaining_ms + _MARGIN_UNITS * job.grain_ms >= share_ms]
         early = [job for job in could if job.remaining_ms > _RESERVE_UNITS * grain_ms]
+        early += [job for job in now if job.remaining_ms <= _CRUMB_UNITS * job.grain_ms]
         if critical or not early:
             chosen = _longest(critical or could)
         else:

@@ -76,7 +76,8 @@ class Runner:
         """Work for a job no more."""
         self._jobs.pop(job if isinstance(job, str) else job.name, None)
         used = {id(adopted.traced) for adopted in self._jobs.values()}
-        self._traced = [traced for traced in self._traced if id(traced) in used]
+        # The last one stays: the next job is often another of the same model, and tracing takes seconds.
+        self._traced = [traced for traced in self._traced if id(traced) in used] or self._traced[-1:]
 
     def _trace(self, job: Job) -> tuple[Traced, Batches]:
         """The job's chain; jobs of the same model share one, since state is passed in."""

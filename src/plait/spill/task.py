@@ -6,6 +6,7 @@ import traceback
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, Literal, TypeVar, cast
 
@@ -67,6 +68,8 @@ class Task:
     deaths: int = 0
     """Devices that died while they computed for it, since its last commit."""
     busy_seconds: float = 0.0
+    _lefts: list[float] | None = None
+    _longest: float = 0.0
 
     @property
     def name(self) -> str:
@@ -160,7 +163,7 @@ class Task:
         return None
 
     @cached_property
-    def _order(self) -> list[tuple[Phase, int]]:
+    def _order(self) -> tuple[tuple[Phase, int], ...]:
         return step_order(self.description, self.plan)
 
     @property
@@ -194,18 +197,39 @@ class Task:
         place = (unit.phase, unit.shard)
         known = self.unit_seconds.get(place, seconds)
         self.unit_seconds[place] = (known + seconds) / 2
+        self._lefts = None
+
+    def _left(self) -> list[float]:
+        """Computing that is left of a step, from each of its units on, and at its end."""
+        if self._lefts is None:
+            taken = [self.unit_seconds.get(place, 0.0) for place in reversed(self._order)]
+            self._lefts = [*reversed(list(accumulate(taken))), 0.0]
+            self._longest = max(taken, default=0.0)
+        return self._lefts
 
     @property
     def step_seconds(self) -> float:
         """Computing of a whole step."""
-        return sum(self.unit_seconds.get(place, 0.0) for place in self._order)
+        return self._left()[0]
 
     @property
     def longest_seconds(self) -> float:
         """Of its units."""
-        return max((self.unit_seconds.get(place, 0.0) for place in self._order), default=0.0)
+        self._left()
+        return self._longest
+
+    @property
+    def next_seconds(self) -> float:
+        """Of the next unit, or the one under way."""
+        if self.head.stage != "step":
+            return 0.0
+        left, position = self._left(), self.head.position
+        return left[position] - left[position + 1]
 
     @property
     def remaining_seconds(self) -> float:
-        """Computing that is left, of the steps that have not been done."""
-        return (self.description.steps - len(self.head.losses)) * self.step_seconds
+        """Computing that is left, of the present step and of those to come."""
+        steps = self.description.steps - self.head.step
+        if self.head.stage != "step":
+            return steps * self.step_seconds
+        return (steps - 1) * self.step_seconds + self._left()[self.head.position]

@@ -17,6 +17,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import lru_cache
 from typing import Any, Literal
 
 from plait.errors import NonfiniteError
@@ -35,20 +36,24 @@ __all__ = [
 # --- the order ------------------------------------------------------------------------------------------
 
 
-def step_order(description: Description, plan: Plan) -> list[tuple[Phase, int]]:
+def step_order(description: Description, plan: Plan) -> tuple[tuple[Phase, int], ...]:
     """The units of one step, as (phase, shard)."""
-    home = homes(description, plan)
-    last = home.count - 1
+    return _order(homes(description, plan))
+
+
+@lru_cache(maxsize=64)
+def _order(home: Homes) -> tuple[tuple[Phase, int], ...]:
+    last, clips = home.count - 1, home.description.clips
     order: list[tuple[Phase, int]] = [("forward", s) for s in range(last)]
     back: list[tuple[Phase, int]] = [("turn", last)]
     back += [("backward", s) for s in range(last - 1, -1, -1) if home.returns(s)]
     for phase, s in back:
         order.append((phase, s))
-        if not description.clips and home.at_home[s]:
+        if not clips and home.at_home[s]:
             order.append(("update", s))
-    if description.clips:
+    if clips:
         order += [("update", s) for s in range(last, -1, -1) if home.at_home[s]]
-    return order
+    return tuple(order)
 
 
 def evaluation_order(description: Description, plan: Plan) -> list[tuple[int, int]]:

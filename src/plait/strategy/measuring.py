@@ -1,9 +1,9 @@
 """The profile of a job, measured once on this machine and kept: a plan that is asked for again costs nothing.
 
-A profile is kept under a digest of all that its figures depend on: the job's model, data, optimizer and the
-code of the files that define them, threads, precision, the batch sizes, the processor, and the versions of
-torch and plait. Whatever changes, the digest does, and the job is measured anew. Code that those files import
-is not looked into: after a change there, delete the file, or give another ``directory``.
+A profile is kept under a digest of all that its figures depend on: the job's model, data, loss, optimizer and
+the code of the files that define them, threads, precision, the batch sizes, the processor, and the versions
+of torch and plait. Whatever changes, the digest does, and the job is measured anew. Code that those files
+import is not looked into: after a change there, delete the file, or give another ``directory``.
 
 Of the optimizer counts what changes its work, not its numbers (:mod:`plait.optimizer`): with another learning
 rate, other betas, or a momentum of 0.8 for one of 0.9, a job is as it was measured before; with a momentum of
@@ -34,9 +34,11 @@ from plait.optimizer import work
 from plait.profile import Profile
 from plait.strategy.code import code_digest
 
-_MATTERS = ("model", "data", "inputs", "collate", "precision", "threads")
+_WAY = 2
+"""How profiles are measured: raised with what they count, so that those of before are measured again."""
+_MATTERS = ("model", "data", "inputs", "collate", "loss", "weight", "precision", "threads")
 """Fields of a job that its costs depend on, as they are; of the optimizer only what changes its work."""
-_CODE = ("model", "data", "inputs", "collate", "optimizer")
+_CODE = ("model", "data", "inputs", "collate", "loss", "weight", "optimizer")
 """Its functions whose code they depend on."""
 _REPETITIONS = 5
 _MOST_THREADS = 512
@@ -109,6 +111,7 @@ def digest(job: Job, sizes: Iterable[int]) -> str:
     plain = json.loads(job.to_json())
     functions = {name: cast("Factory | None", getattr(job, name)) for name in _CODE}
     content = {
+        "way": _WAY,
         "job": {name: plain[name] for name in _MATTERS},
         "optimizer": work(cast(Factory, job.optimizer)),
         "code": {name: None if each is None else code_digest(each) for name, each in functions.items()},
@@ -154,15 +157,11 @@ def versions() -> list[str]:
 def _measure(
     job: Job, sizes: tuple[int, ...], repetitions: int, progress: Callable[[str], None] | None
 ) -> Profile:
-    from plait.chain import Chain
-
     if progress is not None:
         progress(f"tracing the model of {job.name}")
-    return Profile.measure(
-        Chain.of_job(job),
+    return Profile.of_job(
+        job,
         sizes,
-        optimizer=lambda parameters: job.build_optimizer((str(i), p) for i, p in enumerate(parameters)),
         repetitions=repetitions,
-        threads=job.threads,
         progress=None if progress is None else lambda text: progress(f"{job.name}: {text}"),
     )

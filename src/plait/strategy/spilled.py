@@ -5,7 +5,7 @@ that a plan needs rather more than less:
 
 - all that a block saves is its own, and nothing of it is cheap to compute again (``thrift`` gains nothing);
 - of blocks that share a weight, all weights of the first are taken to be shared;
-- the loss takes no time, and as much memory as the outputs;
+- the loss takes the time that the last block's figures hold of it, and as much memory as the outputs;
 - every weight is trained.
 
 Where a job is at hand, ``plait.spill.fit`` measures all that itself. On a CPU the device's budget is divided

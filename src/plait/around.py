@@ -1,0 +1,92 @@
+"""What a step of a job does around its model: it fetches rows before the first block, and ends with the loss.
+
+A chain knows neither, so a profile of blocks alone makes steps of small models too short. A job's profile has
+them in the blocks beside which they run on every strand: fetching in the first one's forward, the loss in the
+last one's forward and backward, and what the loss keeps in what that block saves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Self
+
+from plait.block import Block
+from plait.chain import Chain
+from plait.data import Batches
+from plait.objective import Objective
+from plait.tracing.export import at_batch
+from plait.visit import Boundary, Visit
+
+if TYPE_CHECKING:
+    import torch
+
+    from plait.job import Job
+
+
+@dataclass(frozen=True, kw_only=True)
+class Around:
+    """A job's data and loss."""
+
+    batches: Batches
+    objective: Objective
+    sample: Any
+    """A batch of the rows that the chain was traced with: its example's outputs go with it."""
+
+    @classmethod
+    def of(cls, job: Job) -> Self:
+        """Those of a job."""
+        batches = job.build_batches()
+        sample = batches.fetch(range(min(2, len(batches.dataset))))
+        return cls(batches=batches, objective=job.build_objective(), sample=sample)
+
+    def at(self, rows: int) -> Self:
+        """With so many rows in the sample, repeated or cut as the chain's example is."""
+        (sample,), _ = at_batch((self.sample,), {}, rows)
+        return replace(self, sample=sample)
+
+    def fetch(self, rows: int, step: int) -> Any:
+        """The first rows of a step, looked up as a step does; a small data set's more than once."""
+        size = len(self.batches.dataset)
+        found = replace(self.batches, batch=min(rows, size)).indices(step)
+        return self.batches.fetch([found[row % len(found)] for row in range(rows)])
+
+    def visit(
+        self, chain: Chain, block: Block, values: Mapping[str, Any], *, shared: frozenset[str]
+    ) -> Visit:
+        """One of a block under the job's precision; the last block's goes on to the sample's loss."""
+        device = next((parameter.device.type for parameter in block.parameters()), "cpu")
+        with self.objective.autocast(device):
+            if block is not chain[len(chain) - 1]:
+                return Visit(block, values, shared=shared)
+            return _ToLoss(block, values, shared=shared, chain=chain, around=self)
+
+
+class _ToLoss(Visit):
+    """A visit of the last block whose forward ends with the loss, and whose backward begins there."""
+
+    def __init__(
+        self,
+        block: Block,
+        values: Mapping[str, Any],
+        *,
+        shared: frozenset[str],
+        chain: Chain,
+        around: Around,
+    ) -> None:
+        super().__init__(block, values, shared=shared)
+        self._end = Boundary()
+        ends = {n: v for n, v in {**values, **self._written}.items() if n in chain.outputs}
+        output = chain.finish({name: self._end.enter(name, value) for name, value in ends.items()})
+        weight = around.objective.weigh(around.sample)
+        self._outputs = chain.outputs
+        self._loss, _ = around.objective.share(output, around.sample, weight=weight, total=weight)
+
+    def backward(self, gradients: dict[str, torch.Tensor], inside: Any = ()) -> None:
+        if self._loss.requires_grad:
+            self._loss.backward()  # type: ignore[no-untyped-call]
+        del self._loss
+        for name in self._outputs:  # of those that the loss does not use comes none
+            gradients.pop(name or "", None)
+        gradients.update(self._end.gradients)
+        super().backward(gradients, inside)

@@ -1,0 +1,120 @@
+"""What a step does around its model: fetched and paid for as training does, with training's own gradients."""
+
+import time
+from dataclasses import replace
+from functools import partial
+
+import pytest
+import torch
+from torch import nn
+
+from plait import Chain, Profile
+from plait.around import Around
+from plait.losses import cross_entropy
+from plait.visit import Visit
+from reference_jobs import BASE
+
+ROW_S, LOSS_S = 0.02, 0.03
+seen = []
+
+
+def net():
+    return nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 3))
+
+
+def rows(seed, size=6):
+    x = torch.randn(size, 4, generator=torch.Generator().manual_seed(seed))
+    return [(row, i % 3) for i, row in enumerate(x)]
+
+
+class Slow(list):
+    """Each row takes a while."""
+
+    def __getitem__(self, row):
+        time.sleep(ROW_S)
+        return super().__getitem__(row)
+
+
+def slow_rows(seed):
+    return Slow(rows(seed))
+
+
+def slow_loss(output, batch):
+    seen.append(output.dtype)
+    time.sleep(LOSS_S)
+    return cross_entropy(output, batch)
+
+
+def keeping(output, batch):
+    return output.exp().sum() / len(output)  # exp keeps its result
+
+
+JOB = replace(BASE, name="around", model=net, data=rows, loss=cross_entropy, batch=4, steps=2)
+
+
+def test_rows_are_fetched_in_the_first_block_and_the_loss_taken_in_the_last():
+    job = replace(JOB, data=slow_rows, loss=slow_loss)
+    first, *_, last = Profile.of_job(job, (2, 4), repetitions=1).blocks
+    for size, times in first.milliseconds.items():
+        assert times.forward >= 1e3 * ROW_S * size
+    for times in last.milliseconds.values():
+        assert times.forward >= 1e3 * LOSS_S
+    assert max(times.backward for times in first.milliseconds.values()) < 1e3 * ROW_S
+
+
+def test_what_the_loss_keeps_is_saved_by_the_last_block():
+    plain = Profile.measure(Chain.of_job(JOB), (4,), repetitions=1)
+    job = Profile.of_job(replace(JOB, loss=keeping), (4,), repetitions=1)
+    blocks = plain.blocks, job.blocks
+    kept = [b.saved_bytes_per_sample - a.saved_bytes_per_sample for a, b in zip(*blocks, strict=True)]
+    assert kept == [0, *(0 for _ in kept[2:]), 4 * 3]
+
+
+@pytest.mark.parametrize("batch", [1, 2, 5])
+def test_gradients_are_those_of_the_loss(batch):
+    chain = Chain.of_job(JOB, model=JOB.build_model())
+    around, shared = Around.of(JOB).at(batch), frozenset(chain.tied)
+    args, kwargs = chain.example(batch)
+    values, visits = chain.start(*args, **kwargs), []
+    for block in chain:
+        visits.append(around.visit(chain, block, values, shared=shared))
+        values.update(visits[-1].writes)
+    gradients = {name: torch.ones_like(values[name]) for name in chain.outputs}
+    for visit in reversed(visits):
+        visit.backward(gradients)
+    found = {name: parameter.grad.clone() for name, parameter in chain.named_parameters()}
+    chain.model.zero_grad()
+    x, y = around.sample
+    assert len(x) == len(y) == batch
+    cross_entropy(chain.model(x), (x, y)).backward()
+    assert all(torch.equal(found[name], p.grad) for name, p in chain.model.named_parameters())
+
+
+def test_a_small_data_set_gives_its_rows_more_than_once():
+    inputs, targets = Around.of(JOB).fetch(15, step=0)
+    assert inputs.shape == (15, 4)
+    assert torch.equal(inputs[:6], inputs[6:12])
+    assert sorted(targets[:6].tolist()) == [0, 0, 1, 1, 2, 2]
+
+
+@pytest.mark.parametrize(("precision", "wanted"), [("fp32", torch.float32), ("bf16", torch.bfloat16)])
+def test_blocks_are_measured_under_the_jobs_precision(precision, wanted):
+    seen.clear()
+    Profile.of_job(replace(JOB, loss=slow_loss, precision=precision), (2,), repetitions=1)
+    assert set(seen) == {wanted}
+
+
+def test_random_numbers_and_threads_are_as_before():
+    torch.manual_seed(3)
+    generator, threads = torch.get_rng_state(), torch.get_num_threads()
+    Profile.of_job(replace(JOB, data=partial(rows, size=20), threads=1), (2,), repetitions=1)
+    assert torch.equal(torch.get_rng_state(), generator)
+    assert torch.get_num_threads() == threads
+
+
+def test_only_the_last_visit_goes_on_to_the_loss():
+    chain = Chain.of_job(JOB, model=JOB.build_model())
+    args, kwargs = chain.example(2)
+    values = chain.start(*args, **kwargs)
+    visit = Around.of(JOB).visit(chain, chain[0], values, shared=frozenset(chain.tied))
+    assert type(visit) is Visit
