@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from plait import Chain, Profile
+from plait import Chain, Job, Profile
 from plait.around import Around
 from plait.losses import cross_entropy
 from plait.visit import Visit
@@ -59,7 +59,6 @@ def test_rows_are_fetched_in_the_first_block_and_the_loss_taken_in_the_last():
         assert times.forward >= 1e3 * ROW_S * size
     for times in last.milliseconds.values():
         assert times.forward >= 1e3 * LOSS_S
-    assert max(times.backward for times in first.milliseconds.values()) < 1e3 * ROW_S
 
 
 def test_what_the_loss_keeps_is_saved_by_the_last_block():
@@ -118,3 +117,44 @@ def test_only_the_last_visit_goes_on_to_the_loss():
     values = chain.start(*args, **kwargs)
     visit = Around.of(JOB).visit(chain, chain[0], values, shared=frozenset(chain.tied))
     assert type(visit) is Visit
+
+
+def flat(samples):
+    """Rows whose targets lie in one long row, with their lengths: no tensor but the input has a row each."""
+    targets = [torch.full((1 + i % 2,), i % 3) for i in range(len(samples))]
+    return torch.stack([x for x, _ in samples]), (torch.cat(targets), [len(one) for one in targets])
+
+
+def by_length(output, batch):
+    x, (targets, lengths) = batch
+    assert len(x) == len(lengths)
+    return cross_entropy(output.repeat_interleave(torch.tensor(lengths), 0), (x, targets))
+
+
+def pairs(output, batch):
+    return output.view(-1, 2, 3).square().mean()
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"collate": flat, "loss": by_length}, {"loss": pairs}, {"data": partial(rows, size=4)}],
+)
+def test_jobs_of_all_shapes_are_measured(changes):
+    profile = Profile.of_job(replace(JOB, **changes), (1, 2, 4), repetitions=1)
+    assert profile.batch_sizes == (1, 2, 4)
+
+
+def test_data_is_made_once(monkeypatch):
+    made = []
+    monkeypatch.setattr(
+        "plait.job.Job._load", lambda self, name, load=Job._load: made.append(name) or load(self, name)
+    )
+    Profile.of_job(JOB, (2,), repetitions=1)
+    assert made.count("data") == 1
+
+
+def test_copies_that_autocast_makes_of_weights_are_not_counted_by_rows():
+    job = replace(JOB, precision="bf16")
+    few, most = (Profile.of_job(job, sizes, repetitions=1) for sizes in ((1, 64), (1, 128)))
+    saved = [[block.saved_bytes_per_sample for block in found.blocks] for found in (few, most)]
+    assert saved[0] == saved[1]

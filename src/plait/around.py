@@ -1,13 +1,15 @@
 """What a step of a job does around its model: it fetches rows before the first block, and ends with the loss.
 
 A chain knows neither, so a profile of blocks alone makes steps of small models too short. A job's profile has
-them in the blocks beside which they run on every strand: fetching in the first one's forward, the loss in the
-last one's forward and backward, and what the loss keeps in what that block saves.
+them in the blocks beside which they run: fetching in the first one's forward, the loss in the last one's
+forward and backward, and what the loss keeps in what that block saves. Two strands fetch more than that:
+a pipeline's last stage the same rows again, for the loss, and every rank of burst all rows of a step.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Self
 
@@ -15,7 +17,6 @@ from plait.block import Block
 from plait.chain import Chain
 from plait.data import Batches
 from plait.objective import Objective
-from plait.tracing.export import at_batch
 from plait.visit import Boundary, Visit
 
 if TYPE_CHECKING:
@@ -31,19 +32,18 @@ class Around:
     batches: Batches
     objective: Objective
     sample: Any
-    """A batch of the rows that the chain was traced with: its example's outputs go with it."""
+    """A batch of the rows that the chain was traced with, as often as its example has them."""
 
     @classmethod
     def of(cls, job: Job) -> Self:
         """Those of a job."""
         batches = job.build_batches()
-        sample = batches.fetch(range(min(2, len(batches.dataset))))
-        return cls(batches=batches, objective=job.build_objective(), sample=sample)
+        return cls(batches=batches, objective=job.build_objective(), sample=None).at(2)
 
     def at(self, rows: int) -> Self:
-        """With so many rows in the sample, repeated or cut as the chain's example is."""
-        (sample,), _ = at_batch((self.sample,), {}, rows)
-        return replace(self, sample=sample)
+        """With so many rows in the sample."""
+        known = min(2, len(self.batches.dataset))
+        return replace(self, sample=self.batches.fetch([row % known for row in range(rows)]))
 
     def fetch(self, rows: int, step: int) -> Any:
         """The first rows of a step, looked up as a step does; a small data set's more than once."""
@@ -63,7 +63,11 @@ class Around:
 
 
 class _ToLoss(Visit):
-    """A visit of the last block whose forward ends with the loss, and whose backward begins there."""
+    """A visit of the last block whose forward ends with the loss, and whose backward begins there.
+
+    Where the loss cannot be taken, it is left out: one that wants two rows may never be asked for one, and
+    what is wrong with one is for workers to tell, who know more of it.
+    """
 
     def __init__(
         self,
@@ -78,15 +82,17 @@ class _ToLoss(Visit):
         self._end = Boundary()
         ends = {n: v for n, v in {**values, **self._written}.items() if n in chain.outputs}
         output = chain.finish({name: self._end.enter(name, value) for name, value in ends.items()})
-        weight = around.objective.weigh(around.sample)
-        self._outputs = chain.outputs
-        self._loss, _ = around.objective.share(output, around.sample, weight=weight, total=weight)
+        self._outputs, self._loss = chain.outputs, None
+        with suppress(Exception):
+            weight = around.objective.weigh(around.sample)
+            loss, _ = around.objective.share(output, around.sample, weight=weight, total=weight)
+            self._loss = loss if loss.requires_grad else None
 
     def backward(self, gradients: dict[str, torch.Tensor], inside: Any = ()) -> None:
-        if self._loss.requires_grad:
+        if self._loss is not None:
             self._loss.backward()  # type: ignore[no-untyped-call]
-        del self._loss
-        for name in self._outputs:  # of those that the loss does not use comes none
-            gradients.pop(name or "", None)
-        gradients.update(self._end.gradients)
+            self._loss = None
+            for name in self._outputs:  # of those that the loss does not use comes none
+                gradients.pop(name or "", None)
+            gradients.update(self._end.gradients)
         super().backward(gradients, inside)

@@ -30,6 +30,7 @@ from plait.tracing.modules import is_plain, of_blocks, of_sequential
 from plait.units import parse_whole
 
 if TYPE_CHECKING:
+    from plait.data import Batches
     from plait.job import Job
 
 
@@ -110,7 +111,7 @@ class Chain:
         return cls(layout).train(layout.model.training)
 
     @classmethod
-    def of_job(cls, job: Job, *, model: nn.Module | None = None) -> Chain:
+    def of_job(cls, job: Job, *, model: nn.Module | None = None, batches: Batches | None = None) -> Chain:
         """The chain of a job's model, traced with rows of its own data.
 
         Without ``model`` the parameters are on the meta device: a job whose model is larger than memory can
@@ -120,7 +121,7 @@ class Chain:
             say("building the model")
             model = deferred.construct(job.make_model, seed=job.seed)
             model = (model.double() if job.precision == "fp64" else model).train()
-        batches = job.build_batches()
+        batches = job.build_batches() if batches is None else batches
         args, kwargs = job.build_objective().model_inputs(batches.fetch(range(min(2, len(batches.dataset)))))
         say("tracing the model")
         return cls.trace(model, args, kwargs)

@@ -242,14 +242,15 @@ class Profile:
         from plait.chain import Chain
         from plait.profiler import measure
 
+        around = Around.of(job)
         return measure(
-            Chain.of_job(job),
+            Chain.of_job(job, batches=around.batches),
             batch_sizes,
             optimizer=lambda parameters: job.build_optimizer((str(i), p) for i, p in enumerate(parameters)),
             repetitions=repetitions,
             threads=job.threads if threads is None else threads,
             progress=progress,
-            around=Around.of(job),
+            around=around,
         )
 
 

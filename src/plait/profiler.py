@@ -90,7 +90,10 @@ def measure(
         counted: set[str] = set()
         for place, block in enumerate(chain):
             with _present(chain, place):
-                rows.append(_row(chain, block, samples[place], counted, optimizer, repetitions))
+                row = _row(chain, block, samples[place], counted, optimizer, repetitions)
+                if around is not None and around.objective.bf16 and len(sizes) > 1:
+                    row = replace(row, saved_bytes_per_sample=_saved_slope(samples[place]))
+                rows.append(row)
         device = next((parameter.device.type for parameter in chain.parameters()), "cpu")
     name = type(chain.model).__name__
     return Profile(blocks=tuple(rows), model=name, device="cpu" if device == "meta" else device, threads=used)
@@ -244,6 +247,12 @@ def _row(
         milliseconds={batch: sample.times for batch, sample in samples.items()},
         inputs=None if sources == before else sources,
     )
+
+
+def _saved_slope(samples: dict[int, _Sample]) -> int:
+    """What each row more saves: beside that, autocast saves copies of the weights, whatever the rows."""
+    few, most = min(samples), max(samples)
+    return max(0, math.ceil((samples[most].saved - samples[few].saved) / (most - few)))
 
 
 def _optimizer_cost(

@@ -59,6 +59,7 @@ def test_this_machine_works(measured: dict[str, Any]) -> None:
     assert found["unmodified scripts"]["state"] == "ok"
     assert found["cores"]["figures"]["usable"] >= 1
     assert found["memory bandwidth"]["figures"]["read_bytes_per_s"] > 0
+    assert found["shared memory"]["figures"]["page_bytes"] >= 4096
     assert found["disk bandwidth"]["figures"]["write_bytes_per_s"] > 0
     also = {"nccl", "processor", "memory", "disk", "gpus", "lab network", "control groups", "background work"}
     assert also <= set(found)

@@ -84,14 +84,20 @@ def test_a_reserve_is_left_of_each_job():
 
 def test_a_crumb_is_not_left():
     others = tuple(JobView(name=name, remaining_ms=20, free=name == "b", **GRAIN) for name in "bcd")
-    unit = {"free": False, "unit_ms": 1.0, "grain_ms": 1.0}
-    assert Sticky().choose(view(JobView(name="a", remaining_ms=1.25, **unit), *others, now="a")) is None
-    assert Sticky().choose(view(JobView(name="a", remaining_ms=1.26, **unit), *others, now="a")) == "b"
-    # One that another device left is no reason to go there.
-    crumb = JobView(name="a", remaining_ms=0.2, grain_ms=1.0)
-    assert Sticky().choose(view(crumb, *others, now="c")) is None
+
+    def left(remaining_ms, **changes):
+        return JobView(name="a", remaining_ms=remaining_ms, **{"last_device": 0, **GRAIN, **changes})
+
+    assert Sticky().choose(view(left(1.25, free=False), *others, now="a")) is None
+    assert Sticky().choose(view(left(1.26, free=False), *others, now="a")) == "b"
+    # Asked again, when the unit has ended.
+    assert Sticky().choose(view(left(0.25, missing_bytes=9), *others)) == "a"
+    assert Sticky().choose(view(left(0.26), *others)) == "b"
+    # One that is left elsewhere is no reason to go there, nor one to leave what is under way.
+    assert Sticky().choose(view(left(0.2, last_device=1), *others)) == "b"
+    assert Sticky().choose(view(left(0.2), *others, now="c")) is None
     critical = JobView(name="e", remaining_ms=60, **GRAIN)
-    assert Sticky().choose(view(JobView(name="a", remaining_ms=1.2, **unit), critical, now="a")) == "e"
+    assert Sticky().choose(view(left(1.2, free=False), critical, now="a")) == "e"
 
 
 def test_in_the_end_all_take_turns():

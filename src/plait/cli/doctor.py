@@ -70,6 +70,7 @@ def _look(directory: Path, *, quick: bool) -> list[Finding]:
     found += [] if torch is None else software.backends(torch)
     found += [software.kernels()] if whole() else []  # which need numpy
     found += [software.scripts(), *hardware.processor(), *hardware.room(directory)]
+    found.append(hardware.shared_pages())
     if whole() and not quick:
         found += [hardware.memory_bandwidth(), hardware.disk_bandwidth(directory)]
     found.append(hardware.gpus(gpu_count(), torch if isinstance(torch, software.Torch) else None))

@@ -80,6 +80,23 @@ def memory_bandwidth() -> Finding:
     )
 
 
+def shared_pages() -> Finding:
+    """In what pages processes can share memory: spill's transfers go to and from such memory."""
+    from plait.shared_memory import page_bytes
+    from plait.units import format_bytes
+
+    size = page_bytes()
+    small = size <= os.sysconf("SC_PAGE_SIZE")
+    return Finding(
+        name="shared memory",
+        state="without" if small else "ok",
+        found=f"in pages of {format_bytes(size)}",
+        consequence="spill moves blocks page by page: a disk may take up to twice as long" if small else None,
+        remedy="root, user namespaces, or transparent_hugepage/shmem_enabled=always" if small else None,
+        figures={"page_bytes": size},
+    )
+
+
 def disk_bandwidth(directory: Path) -> Finding:
     """How fast the disk is, roughly, in about a second; a slow one is asked for less."""
     from plait.cluster.disk import probe_disk

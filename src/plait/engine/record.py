@@ -107,7 +107,7 @@ class Record:
         """Refuse to go on once the directory is gone: what is trained would be kept nowhere."""
         try:
             (self.directory / CONFIG).stat()
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             raise FileError(
                 f"{self.directory} is gone: it was deleted or moved while its jobs were training",
                 setting="directory",

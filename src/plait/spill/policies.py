@@ -106,13 +106,18 @@ class Sticky:
         grain_ms = max((job.grain_ms for job in view.jobs), default=0.0)
         share_ms = sum(job.remaining_ms for job in view.jobs) / view.devices
         critical = [job for job in could if job.remaining_ms + _MARGIN_UNITS * job.grain_ms >= share_ms]
+        crumbs = [job for job in (could if view.now is None else now) if _is_crumb(view, job)]
         early = [job for job in could if job.remaining_ms > _RESERVE_UNITS * grain_ms]
-        early += [job for job in now if job.remaining_ms <= _CRUMB_UNITS * job.grain_ms]
-        if critical or not early:
+        if critical or not (crumbs or early):
             chosen = _longest(critical or could)
         else:
-            chosen = min(early, key=lambda job: _distance(view, job)).name
+            chosen = min(crumbs or early, key=lambda job: _distance(view, job)).name
         return None if chosen == view.now else chosen
+
+
+def _is_crumb(view: View, job: JobView) -> bool:
+    """Whether next to nothing is left of a job that the device has worked for."""
+    return job.last_device == view.device and 0 < job.remaining_ms <= _CRUMB_UNITS * job.grain_ms
 
 
 def _distance(view: View, job: JobView) -> tuple[bool, int, bool, bool, float, str]:
