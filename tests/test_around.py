@@ -7,6 +7,7 @@ from functools import partial
 import pytest
 import torch
 from torch import nn
+from torch.utils.data import default_collate
 
 from plait import Chain, Job, Profile
 from plait.around import Around
@@ -135,9 +136,30 @@ def pairs(output, batch):
     return output.view(-1, 2, 3).square().mean()
 
 
+def fours(samples):
+    assert len(samples) % 4 == 0, "it takes four"
+    return default_collate(samples)
+
+
+class Broken(list):
+    def __getitem__(self, row):
+        if row == 5:
+            raise ValueError("row five is broken")
+        return super().__getitem__(row)
+
+
+def broken_rows(seed):
+    return Broken(rows(seed))
+
+
 @pytest.mark.parametrize(
     "changes",
-    [{"collate": flat, "loss": by_length}, {"loss": pairs}, {"data": partial(rows, size=4)}],
+    [
+        {"collate": flat, "loss": by_length},
+        {"loss": pairs},
+        {"data": partial(rows, size=4)},
+        {"data": broken_rows},
+    ],
 )
 def test_jobs_of_all_shapes_are_measured(changes):
     profile = Profile.of_job(replace(JOB, **changes), (1, 2, 4), repetitions=1)
@@ -158,3 +180,21 @@ def test_copies_that_autocast_makes_of_weights_are_not_counted_by_rows():
     few, most = (Profile.of_job(job, sizes, repetitions=1) for sizes in ((1, 64), (1, 128)))
     saved = [[block.saved_bytes_per_sample for block in found.blocks] for found in (few, most)]
     assert saved[0] == saved[1]
+
+
+def test_a_batch_that_training_never_asks_for_need_not_be_one():
+    looked = []
+
+    class Counted(list):
+        def __getitem__(self, row):
+            looked.append(row)
+            return super().__getitem__(row)
+
+    job = replace(JOB, collate=fours)
+    around = Around.of(job)
+    assert around.at(2).sample is None
+    assert len(around.at(4).sample[0]) == 4
+    few = replace(around.few, dataset=Counted(around.few.dataset))
+    for size in (4, 8):
+        replace(around, few=few).at(size)
+    assert set(looked) == {0, 1}

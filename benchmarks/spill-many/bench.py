@@ -51,12 +51,12 @@ def last_line(done: Limited) -> dict[str, Any]:
     return {**found[-1], "peak_bytes": done.peak_bytes}
 
 
-def beside(side: str, config: dict[str, Any]) -> dict[str, Any]:
+def beside(side: str, config: dict[str, Any], env: dict[str, str] = KEPT) -> dict[str, Any]:
     """Two processes, each with half of the jobs and a core; the slower one's time."""
     cores = sorted(os.sched_getaffinity(0))[:2]
     halves = [{**config, "jobs": config["jobs"][i::2], "core": core} for i, core in enumerate(cores)]
     with ThreadPoolExecutor(2) as pool:
-        found = list(pool.map(partial(worker, side, env=KEPT), halves))
+        found = list(pool.map(partial(worker, side, env=env), halves))
     losses = {name: values for one in found for name, values in one.get("losses", {}).items()}
     return {"seconds": max(one["seconds"] for one in found), "losses": losses}
 
@@ -164,6 +164,8 @@ def _against_memory(bench: Bench, config: dict[str, Any]) -> tuple[dict[str, lis
         ),
         at_least=1.85,
     )
+    stock = _tokens(config) / _check(beside("plain", config, env={}), losses)["seconds"]
+    bench.case("two processes, in memory, as torch has it", stock, **SPEED)
     bench.case("one process, in memory", one_core, **SPEED)
     _aside(bench, "ours", max(runs["ours"], key=itemgetter("peak_bytes")), ROOMY)
     return losses, both_cores

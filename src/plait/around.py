@@ -31,19 +31,25 @@ class Around:
 
     batches: Batches
     objective: Objective
-    sample: Any
-    """A batch of the rows that the chain was traced with, as often as its example has them."""
+    few: Batches
+    """The rows that the chain was traced with, and no others."""
+    sample: Any = None
+    """A batch of them, as often as the chain's example has them; None where they do not make one."""
 
     @classmethod
     def of(cls, job: Job) -> Self:
         """Those of a job."""
         batches = job.build_batches()
-        return cls(batches=batches, objective=job.build_objective(), sample=None).at(2)
+        known = [batches.dataset[row] for row in range(min(2, len(batches.dataset)))]
+        few = replace(batches, dataset=known, batch=1)
+        return cls(batches=batches, objective=job.build_objective(), few=few)
 
     def at(self, rows: int) -> Self:
         """With so many rows in the sample."""
-        known = min(2, len(self.batches.dataset))
-        return replace(self, sample=self.batches.fetch([row % known for row in range(rows)]))
+        sample = None
+        with suppress(Exception):  # data that makes no batch of so few, as training never asks for
+            sample = self.few.fetch([row % len(self.few.dataset) for row in range(rows)])
+        return replace(self, sample=sample)
 
     def fetch(self, rows: int, step: int) -> Any:
         """The first rows of a step, looked up as a step does; a small data set's more than once."""
@@ -83,6 +89,8 @@ class _ToLoss(Visit):
         ends = {n: v for n, v in {**values, **self._written}.items() if n in chain.outputs}
         output = chain.finish({name: self._end.enter(name, value) for name, value in ends.items()})
         self._outputs, self._loss = chain.outputs, None
+        if around.sample is None:
+            return
         with suppress(Exception):
             weight = around.objective.weigh(around.sample)
             loss, _ = around.objective.share(output, around.sample, weight=weight, total=weight)

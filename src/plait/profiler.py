@@ -148,18 +148,27 @@ def _run(
 
 def _fetching_ms(around: Around, sizes: Sequence[int], repetitions: int) -> dict[int, float]:
     """How long fetching takes, by batch size: measured for the fewest and the most, on a line between."""
-    few, most = sizes[0], sizes[-1]
-    of_few, of_most = (_fetch_ms(around, rows, repetitions) for rows in (few, most))
-    slope = max(0.0, of_most - of_few) / max(1, most - few)
-    return {size: of_few + slope * (size - few) for size in sizes}
+    found = {rows: ms for rows in (sizes[0], sizes[-1])
+             if (ms := _fetch_ms(around, rows, repetitions)) is not None}  # fmt: skip
+    if not found:
+        return dict.fromkeys(sizes, 0.0)
+    few, most = min(found), max(found)
+    slope = max(0.0, found[most] - found[few]) / (most - few) if few < most else found[most] / most
+    return {size: found[most] - slope * (most - size) for size in sizes}
 
 
-def _fetch_ms(around: Around, rows: int, repetitions: int) -> float:
-    """The median over several steps, so that few rows are fetched twice; once, where that takes long."""
+def _fetch_ms(around: Around, rows: int, repetitions: int) -> float | None:
+    """The median over several steps, so that few rows are fetched twice; once, where that takes long.
+
+    None where so many rows make no batch, or one of them is broken: what training asks for, it tells itself.
+    """
     took: list[float] = []
     for step in range(1 + repetitions):
         began = time.perf_counter()
-        around.fetch(rows, step)
+        try:
+            around.fetch(rows, step)
+        except Exception:
+            return None
         took.append((time.perf_counter() - began) * 1e3)
         if sum(took) > _LONG_MS:
             break
