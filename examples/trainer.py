@@ -7,6 +7,7 @@ All that plait adds is one line, the callback. ``pip install transformers accele
 """
 
 import argparse
+import gc
 import tempfile
 
 import torch
@@ -48,6 +49,8 @@ def main() -> None:
     if trainer.is_world_process_zero() and compress.attachment is not None:
         print(compress.attachment)
         print(compress.attachment.report(), flush=True)
+    del trainer, compress  # what holds the group goes first
+    gc.collect()
     if dist.is_initialized():
         dist.destroy_process_group()  # or gloo's threads may stumble over the interpreter's end
 
