@@ -133,3 +133,17 @@ def test_no_more_moves_than_the_plan_says(planned, make, devices):
     told, found = plan.forecast, store.statistics()
     assert found.read_bytes <= devices * STEPS * told.read_bytes
     assert found.written_bytes <= 1.05 * devices * STEPS * told.written_bytes
+
+
+def test_what_is_left_of_a_job_is_known_to_the_unit(planned):
+    one = task(*planned, "job")
+    order = units.step_order(one.description, one.plan)
+    one.unit_seconds = dict.fromkeys(order, 2.0)
+    assert one.remaining_seconds == STEPS * 2.0 * len(order)
+    last = len(order) - 1
+    one.head = replace(one.head, stage="step", step=STEPS - 1, position=last, losses=(1.0,) * STEPS)
+    assert one.remaining_seconds == one.next_seconds == 2.0  # its loss is known, and an update is to come
+    one.took(one.unit, 4.0)
+    assert one.remaining_seconds == one.longest_seconds == 3.0
+    one.head = replace(one.head, stage="done", step=STEPS, position=0)
+    assert one.remaining_seconds == 0.0
